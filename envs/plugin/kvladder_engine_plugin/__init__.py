@@ -1,0 +1,21 @@
+"""What kvladder adds to a vLLM server.
+
+- load format ``seeded``: reproducible random weights, so that no checkpoint is needed
+  (:mod:`kvladder_engine_plugin.seeded_loader`);
+- offloading spec ``HostTieringOffloadingSpec``: a host memcpy in place of the GPU copier, so that the
+  stock KV offloading runs on vLLM's CPU build (:mod:`kvladder_engine_plugin.host_copier`). vLLM finds it
+  by ``spec_name`` and ``spec_module_path``; it needs no registration here.
+"""
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Entry point of the group ``vllm.general_plugins``; vLLM calls it in each of its processes.
+
+    The import is inside because merely importing this package (for example to read its version) must not
+    pull in vLLM and torch.
+    """
+    from kvladder_engine_plugin.seeded_loader import register_seeded_loader
+
+    register_seeded_loader()

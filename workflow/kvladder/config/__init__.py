@@ -1,0 +1,1 @@
+"""The only definition of configuration and result files."""

@@ -1,0 +1,284 @@
+"""The experiment: what a config file may say.
+
+Example, defaults and every key: ``config/README.md``. A failed check raises `ConfigError` with the key, the value and
+what is allowed, before anything starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from kvladder.config import registry
+from kvladder.config.base import Bytes, Name, Strict
+from kvladder.config.yaml import ConfigError, problems
+
+Scalar = str | int | float | bool | None
+
+
+class ModelConfig(Strict):
+    """The model every setup serves. ``weights: seeded`` and ``dummy`` need a shape only, nothing is downloaded."""
+
+    weights: Literal["seeded", "dummy", "checkpoint"] = Field(
+        default="seeded",
+        description="seeded: random weights of normal scale from `seed`, generated in the engine. dummy: the engine's "
+        "own tiny uniform numbers (speed only; no evidence for right-kv). checkpoint: real weights at `path`.",
+    )
+    path: str | None = Field(
+        default=None, description="Folder or hub name of a checkpoint; only with weights: checkpoint."
+    )
+    seed: int = Field(default=0, ge=0, description="Seed of the generated weights.")
+    shape: dict[str, Any] | None = Field(
+        default=None,
+        description="Content of the model's config.json (Llama style keys) for weights: seeded and dummy.",
+    )
+    dtype: Literal["bfloat16", "float16", "float32"] = Field(default="bfloat16", description="Type of weights and KV.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelConfig:
+        if (self.weights == "checkpoint") != (self.path is not None):
+            raise ValueError("`path` goes with weights: checkpoint, and only with it")
+        if (self.weights == "checkpoint") == (self.shape is not None):
+            raise ValueError("`shape` goes with weights: seeded or dummy, and only with them")
+        return self
+
+
+class EngineConfig(Strict):
+    """Engine settings that are equal in every setup, so that setups differ in their KV tier alone."""
+
+    max_model_len: int = Field(ge=16, description="Longest prompt plus output, in tokens.")
+    kv_pool_bytes: Bytes | None = Field(
+        default=None, description="Device KV pool in bytes (--kv-cache-memory-bytes): fixed, so equal in every setup."
+    )
+    kv_pool_blocks: int | None = Field(
+        default=None,
+        ge=2,
+        description="Device KV pool in blocks (--num-gpu-blocks-override) where bytes aren't enough.",
+    )
+    block_size: int | None = Field(default=None, ge=1, description="KV block in tokens; unset: the engine's default.")
+    max_num_seqs: int = Field(default=64, ge=1, description="Requests the scheduler runs at once.")
+    max_num_batched_tokens: int | None = Field(default=None, ge=1, description="Tokens a scheduler step may take.")
+    cpu_threads: str | None = Field(
+        default=None, description="CPU stack: cores that the engine's threads bind to, e.g. '0-1'. Never automatic."
+    )
+    eager: bool = Field(default=True, description="No compilation and no graphs: quick starts; off for decode numbers.")
+    args: dict[str, Scalar] = Field(
+        default_factory=dict, description="Any vLLM argument: `max-num-seqs: 4`; true = a bare flag."
+    )
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of every process of a trial.")
+    ready_s: float = Field(default=600, gt=0, description="Deadline for a server to be ready, in seconds.")
+    stop_s: float = Field(
+        default=30, gt=0, description="Patience with a server that has been asked to stop, in seconds."
+    )
+
+
+class LoadConfig(Strict):
+    """Deadlines of the client and of the drain between passes, in seconds."""
+
+    connect_s: float = Field(default=10, gt=0, description="Deadline to open a connection.")
+    request_s: float = Field(default=600, gt=0, description="Deadline of one request, first byte to last.")
+    stall_s: float = Field(default=120, gt=0, description="Longest silence in a stream.")
+    drain_s: float = Field(default=60, gt=0, description="Longest wait for store traffic to go flat.")
+    quiet_s: float = Field(default=0.5, gt=0, description="How long store traffic must be flat to count as drained.")
+
+
+class GateConfig(Strict):
+    """Which checks decide. A required gate that fails makes a trial invalid; an advisory one is shown."""
+
+    advisory: list[str] = Field(default_factory=list, description="Gates that are reported but don't decide.")
+    off: list[str] = Field(default_factory=list, description="Gates that aren't run; the report says so.")
+    min_concurrency_held: float = Field(default=0.95, gt=0, le=1, description="Least share of the asked concurrency.")
+    load_tolerance: float = Field(
+        default=0.10, gt=0, lt=1, description="Load bytes against hit tokens times bytes per token, relative."
+    )
+
+    @field_validator("advisory", "off")
+    @classmethod
+    def _known(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if name not in registry.kinds("gates"):
+                raise ValueError(f"unknown gate {name!r}; gates are: {', '.join(registry.kinds('gates'))}")
+        return names
+
+
+class ExperimentConfig(Strict):
+    """A whole config file."""
+
+    experiment: Name = Field(description="Name of the experiment: folder under results/ and name of the report.")
+    title: str | None = Field(default=None, description="Heading of the report.")
+    stack: Name = Field(description="Folder under envs/ whose packages the servers run from.")
+    seed: int = Field(default=0, ge=0, description="Seed of prompts and of the order of trials.")
+    repeats: int = Field(default=3, ge=1, le=1000, description="Blocks: in each, every setup runs every suite once.")
+    baseline: Name = Field(default="plain", description="Setup that ratios are taken against.")
+    start: Literal["separate", "folded"] = Field(
+        default="separate",
+        description="separate: each setup is brought up once before anything is measured. folded: its first trial does.",
+    )
+    budget_s: float | None = Field(
+        default=None, gt=0, description="No trial starts that can't finish in this many seconds."
+    )
+    host_slots: int = Field(
+        default=1, ge=1, description="Trials that may share this machine; 1 for numbers that count."
+    )
+    model: ModelConfig
+    engine: EngineConfig
+    setups: dict[Name, Any] = Field(min_length=1, description="What is compared: name to settings, by `kind`.")
+    workloads: dict[Name, Any] = Field(min_length=1, description="What is sent: name to settings, by `kind`.")
+    suites: dict[Name, list[Name]] | None = Field(
+        default=None, description="Workloads that share one server lifetime, in order; unset: each is its own suite."
+    )
+    load: LoadConfig = Field(default_factory=LoadConfig, description="Client deadlines.")
+    gates: GateConfig = Field(default_factory=GateConfig, description="Validity checks.")
+    probe_interval_s: float = Field(default=0.5, gt=0, description="Distance of host and device samples.")
+
+    @field_validator("setups", "workloads", mode="before")
+    @classmethod
+    def _by_kind(cls, value: Any, info: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ValueError("expected a mapping of names to settings")
+        return {name: _entry(info.field_name, name, entry) for name, entry in value.items()}
+
+    @model_validator(mode="after")
+    def _fits(self) -> ExperimentConfig:
+        if self.engine.kv_pool_bytes is None and self.engine.kv_pool_blocks is None:
+            raise ValueError(
+                "engine: set kv_pool_bytes or kv_pool_blocks: a pool taken from free memory isn't equal over setups"
+            )
+        for name, workload in self.workloads.items():
+            if workload.longest_prompt() > self.engine.max_model_len:
+                raise ValueError(
+                    f"workloads.{name}: prompt and output are {workload.longest_prompt()} tokens, "
+                    f"engine.max_model_len is {self.engine.max_model_len}"
+                )
+            self._pool_holds(name, workload.longest_prompt())
+        for suite, names in self.suite_map().items():
+            for name in names:
+                if name not in self.workloads:
+                    raise ValueError(
+                        f"suites.{suite}: unknown workload {name!r}; workloads are: {', '.join(self.workloads)}"
+                    )
+            if not names or len(set(names)) != len(names):
+                raise ValueError(f"suites.{suite}: name each workload once, at least one")
+        if self.baseline not in self.setups:
+            raise ValueError(f"baseline: {self.baseline!r} is no setup; setups are: {', '.join(self.setups)}")
+        return self
+
+    def _pool_holds(self, name: str, tokens: int) -> None:
+        """A prompt that the device pool can't hold would wait in the scheduler for ever."""
+        pool = self.pool_tokens()
+        if pool is not None and tokens > pool:
+            raise ValueError(
+                f"workloads.{name}: one request needs {tokens} tokens of KV, the pool holds {pool}: raise engine.kv_pool_*"
+            )
+
+    def pool_tokens(self) -> int | None:
+        """Device pool in tokens as far as the config says; None where only the engine knows."""
+        per_token = self.kv_bytes_per_token()
+        if self.engine.kv_pool_blocks is not None:
+            return None if self.engine.block_size is None else self.engine.kv_pool_blocks * self.engine.block_size
+        if per_token is None or self.engine.kv_pool_bytes is None:
+            return None
+        return self.engine.kv_pool_bytes // per_token
+
+    def kv_bytes_per_token(self) -> int | None:
+        """Bytes of KV that one token takes on one rank group, from the model's shape; None where it can't be known."""
+        return None if self.model.shape is None else kv_bytes_per_token(self.model.shape, self.model.dtype)
+
+    def suite_map(self) -> dict[str, list[str]]:
+        """Suites with the default filled in: each workload its own suite."""
+        return self.suites if self.suites is not None else {name: [name] for name in self.workloads}
+
+
+def kv_bytes_per_token(shape: dict[str, Any], dtype: str) -> int | None:
+    """Bytes of K and V for one token over all layers, from a model's config.json; None where the keys aren't there.
+
+    Multimodal models keep the language model's sizes in ``text_config``; GPT-2 style names are understood. A missing
+    size is never replaced by a default.
+    """
+    text = shape.get("text_config", shape)
+    layers = text.get("num_hidden_layers", text.get("n_layer"))
+    heads = text.get("num_attention_heads", text.get("n_head"))
+    kv_heads = text.get("num_key_value_heads", heads)
+    hidden = text.get("hidden_size", text.get("n_embd"))
+    head_dim = text.get("head_dim") or (hidden // heads if hidden and heads else None)
+    if not (layers and kv_heads and head_dim):
+        return None
+    return int(2 * layers * kv_heads * head_dim * (4 if dtype == "float32" else 2))
+
+
+def _entry(family: Literal["setups", "workloads"], name: str, entry: Any) -> Any:
+    if not isinstance(entry, dict) or "kind" not in entry:
+        raise ValueError(f"{family}.{name}: needs a `kind`, one of: {', '.join(registry.kinds(family))}")
+    try:
+        return registry.load(family, str(entry["kind"])).CONFIG.model_validate(entry)
+    except ValidationError as error:
+        raise ValueError("; ".join(problems(error, f"{family}.{name}."))) from None
+    except ValueError as error:
+        raise ValueError(f"{family}.{name}: {error}") from None
+
+
+def validate(data: dict[str, Any]) -> ExperimentConfig:
+    """Validate a loaded config.
+
+    Raises ConfigError whose message has one line a problem: key, what is wrong, the value.
+    """
+    try:
+        return ExperimentConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(problems(error))) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One planned trial: ``order`` is its place in the seeded, blocked interleaving."""
+
+    setup: str
+    suite: str
+    repeat: int
+    run: str
+    order: int
+
+    @property
+    def folder(self) -> Path:
+        """Path below ``results/<experiment>``."""
+        return Path("trials", self.setup, self.suite, f"r{self.repeat}-{self.run}")
+
+
+def effective(config: ExperimentConfig, setup: str, suite: str) -> dict[str, Any]:
+    """All that defines a trial of this setup and suite, with defaults filled in: what its run id is the hash of."""
+    dump = config.model_dump(mode="json", by_alias=True)
+    return {
+        "stack": dump["stack"],
+        "seed": dump["seed"],
+        "model": dump["model"],
+        "engine": dump["engine"],
+        "setup": config.setups[setup].model_dump(mode="json"),
+        "workloads": {name: config.workloads[name].model_dump(mode="json") for name in config.suite_map()[suite]},
+        "load": dump["load"],
+    }
+
+
+def run_id(config: ExperimentConfig, setup: str, suite: str) -> str:
+    """Eight hex digits: the hash of `effective`. Equal config, equal run; anything else is kept apart."""
+    text = json.dumps(effective(config, setup, suite), sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def plan(config: ExperimentConfig) -> list[Trial]:
+    """Every trial, in order: blocks (repeats) one after the other, setups shuffled inside each by the seed.
+
+    The order inside block k depends on seed and k alone, so one more repeat changes nothing before it.
+    """
+    trials: list[Trial] = []
+    for repeat in range(config.repeats):
+        cells = [(setup, suite) for suite in config.suite_map() for setup in config.setups]
+        random.Random(f"{config.seed}:{repeat}").shuffle(cells)  # noqa: S311 (an order, no secret)
+        for setup, suite in cells:
+            trials.append(Trial(setup, suite, repeat, run_id(config, setup, suite), len(trials)))
+    return trials

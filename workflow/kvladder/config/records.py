@@ -1,0 +1,240 @@
+"""Raw files of a trial and what is derived from them. Times are integer nanoseconds of CLOCK_MONOTONIC.
+
+``None`` always means "unknown" and never 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from kvladder.config.base import Record, Strict
+
+TrialStatus = Literal["completed", "failed"]
+Decision = Literal["pass", "fail", "not-checked"]
+
+
+class RequestRecord(Record):
+    """One line of ``<workload>.requests.jsonl``: one request's life cycle as the client saw it."""
+
+    workload: str
+    pass_name: Literal["cold", "first-hit", "warm"] = Field(alias="pass")
+    round: int = Field(description="Number of the pass inside its workload, from 0; the cold pass is 0.")
+    index: int
+    key: str = Field(description="Names the prompt; equal in the cold and the warm pass.")
+    prompt_tokens: int = Field(description="Token ids sent.")
+    asked_tokens: int = Field(description="Output tokens asked for (min_tokens = max_tokens).")
+    status: Literal["ok", "failed"]
+    error: str | None = Field(default=None, description="Why it failed, e.g. '10 of 64 tokens'.")
+    http_status: int | None = None
+    eligible_ns: int = Field(
+        description="When the order policy allowed it to be sent (a free slot, previous turn done)."
+    )
+    send_ns: int | None = Field(default=None, description="Request bytes handed to the socket.")
+    headers_ns: int | None = Field(default=None, description="Response status line and headers complete.")
+    first_token_ns: int | None = Field(default=None, description="First chunk that carries a token.")
+    end_ns: int | None = Field(default=None, description="End of the stream.")
+    chunk_ns: list[int] = Field(default_factory=list, description="Arrival of every chunk that carries a token.")
+    chunk_tokens: list[int] = Field(default_factory=list, description="Tokens in each of those chunks.")
+    output_tokens: int | None = Field(
+        default=None, description="Tokens received (from ids where the server sends them)."
+    )
+    token_ids: list[int] | None = None
+    usage_prompt_tokens: int | None = None
+    usage_completion_tokens: int | None = None
+    usage_cached_tokens: int | None = None
+    logprobs: list[dict[str, float]] | None = Field(
+        default=None, description="Top log probabilities by token id, one map an output position; right-kv passes only."
+    )
+    anomalies: list[str] = Field(default_factory=list, description="Oddities that are no failure, e.g. 'no [DONE]'.")
+
+
+class PassRecord(Strict):
+    """One pass of a trial as the runner saw it; part of ``trial.json``."""
+
+    workload: str
+    name: Literal["cold", "first-hit", "warm"]
+    round: int
+    concurrency: int
+    requests: int
+    failed: int
+    start_ns: int
+    end_ns: int
+    in_flight: list[tuple[int, int, int]] = Field(
+        default_factory=list,
+        description="(t_ns, requests in flight, eligible requests incl. those in flight), on change.",
+    )
+    loop_lag_max_ns: int | None = Field(default=None, description="Longest delay of the client's event loop.")
+    client_cpu_ns: int | None = Field(default=None, description="CPU time the client took in the pass.")
+    durable_ns: int | None = Field(
+        default=None, description="From the pass's end until store traffic was flat; None = never seen flat or no tier."
+    )
+    drained: bool | None = Field(
+        default=None, description="Store traffic was flat before the next pass; None = no counter."
+    )
+
+
+class CounterSnapshot(Record):
+    """One line of ``counters.jsonl``: the /metrics pages of a trial's servers at one moment."""
+
+    t_ns: int
+    mark: str = Field(description="'ready', '<workload>/<pass>/<round>:start', '…:end' (drained), 'stop'.")
+    pages: dict[str, str | None] = Field(
+        description="Raw text by server name ('engine', 'lmcache', …); None = no answer."
+    )
+
+
+class ProbeSample(Record):
+    """One line of ``probes.jsonl``: host and device state."""
+
+    t_ns: int
+    cpu_busy: float | None = Field(default=None, description="Share of all cores that is busy, 0–1.")
+    cpu_other: float | None = Field(
+        default=None, description="Share of all cores taken by processes that aren't ours, 0–1."
+    )
+    rss_bytes: int | None = Field(default=None, description="Resident memory of the trial's servers.")
+    gpu_util: float | None = None
+    gpu_memory_bytes: int | None = None
+    gpu_power_mw: int | None = None
+    gpu_sm_mhz: int | None = None
+    pcie_tx_bytes: int | None = Field(default=None, description="Cumulative, where NVML has the counter.")
+    pcie_rx_bytes: int | None = None
+
+
+class EffectiveConfig(Strict):
+    """What the running servers say of themselves."""
+
+    kv_pool_tokens: int | None = Field(default=None, description="Device KV tokens, as the engine logged.")
+    block_size: int | None = None
+    connector: str | None = Field(default=None, description="kv_connector the engine reports; None = it reports none.")
+    connector_config: dict[str, Any] | None = None
+    prefix_caching: bool | None = None
+    engine_version: str | None = None
+    modules: dict[str, bool] = Field(
+        default_factory=dict, description="Compiled extensions the stack lists: mapped into a server process or not."
+    )
+    capacity_tokens: dict[str, int] = Field(default_factory=dict, description="Capacity of each tier in tokens.")
+    details: dict[str, Any] = Field(default_factory=dict)
+
+
+class ServerRecord(Strict):
+    """One process that a trial started."""
+
+    name: str
+    argv: list[str]
+    env: dict[str, str] = Field(description="Variables set beyond the inherited ones; secrets replaced by '***'.")
+    pid: int
+    start_ns: int
+    ready_ns: int | None
+    log: str
+    exit_code: int | None = None
+
+
+class FileEntry(Strict):
+    """Integrity of one raw file, written after everything else."""
+
+    bytes: int
+    sha256: str
+    lines: int | None = None
+
+
+class HostRecord(Strict):
+    """Machine a trial ran on; trials of different hosts are never merged inside a block."""
+
+    host_id: str = Field(description="Hash of machine id and boot id.")
+    cpu: str
+    cores: int
+    memory_bytes: int
+    kernel: str
+    gpus: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class TrialRecord(Record):
+    """``trial.json``, written last and atomically: a trial without it never finished."""
+
+    experiment: str
+    setup: str
+    kind: str
+    suite: str
+    repeat: int
+    run: str = Field(description="Hash of all that defines the trial; equal config, equal run.")
+    order: int = Field(description="Place in the planned order of the experiment.")
+    status: TrialStatus
+    reason: str | None = Field(default=None, description="Why it failed.")
+    started_at: str = Field(description="UTC, ISO 8601.")
+    start_ns: int
+    end_ns: int
+    startup_ns: int | None = Field(default=None, description="First process started until the engine was ready.")
+    host: HostRecord
+    stack: dict[str, Any] = Field(description="The stack's stamp: packages, patches, lock hash, preinstalled or not.")
+    harness: dict[str, str] = Field(description="kvladder's own version and git revision, Python.")
+    config: dict[str, Any] = Field(description="Everything effective for this trial: setup, engine, model, workloads.")
+    expected: dict[str, Any] = Field(
+        description="What the setup expects the engine to report (connector, prefix_caching, tier, kv bytes per token)."
+    )
+    effective: EffectiveConfig
+    servers: list[ServerRecord]
+    passes: list[PassRecord]
+    marks: dict[str, int] = Field(
+        default_factory=dict, description="Named moments in ns: wall-clock split of the trial."
+    )
+    rss_bytes: int | None = Field(default=None, description="Resident memory of all servers once ready.")
+    files: dict[str, FileEntry] = Field(default_factory=dict)
+
+
+class StartRecord(Record):
+    """``start/<setup>-<run>.json``: the setup was brought up once, read back, and left."""
+
+    setup: str
+    run: str
+    status: TrialStatus
+    reason: str | None = None
+    startup_ns: int | None = None
+    stop_ns: int | None = None
+    rss_bytes: int | None = None
+    probe_ttft_ns: int | None = None
+    effective: EffectiveConfig
+    servers: list[ServerRecord]
+
+
+class GateResult(Strict):
+    """One check: what it expected, what it saw, where it looked."""
+
+    gate: str
+    decision: Decision
+    required: bool
+    expected: str
+    seen: str
+    source: str
+    workload: str | None = None
+
+
+class WindowTokens(Strict):
+    """Prompt tokens of one pass by where their KV came from, after normalisation."""
+
+    workload: str
+    name: str
+    round: int
+    prompt_tokens: int | None
+    by_source: dict[str, int | None]
+    stored_bytes: int | None = None
+    loaded_bytes: int | None = None
+    store_time_ns: int | None = None
+    load_time_ns: int | None = None
+    preemptions: int | None = None
+    problems: list[str] = Field(default_factory=list)
+
+
+class Verdict(Record):
+    """``verdict.json``: the gates' findings on one trial."""
+
+    experiment: str
+    setup: str
+    suite: str
+    repeat: int
+    run: str
+    status: Literal["valid", "invalid", "failed"]
+    reason: str | None
+    gates: list[GateResult]
+    windows: list[WindowTokens]

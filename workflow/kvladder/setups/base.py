@@ -1,0 +1,102 @@
+"""What every setup is: a configuration that knows how to be served and how to be read.
+
+A new setup is one module here that defines a `SetupConfig` subclass and exports it as ``CONFIG``; its file name is its
+``kind``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from kvladder.config.base import Strict
+from kvladder.config.experiment import EngineConfig, ModelConfig, Scalar
+from kvladder.config.stack import StackConfig
+from kvladder.counters.reading import Delta, Pages, Reading, engine_reading, engine_store_activity
+from kvladder.serving.process import ProcessSpec
+
+HASH_SEED = {"PYTHONHASHSEED": "0"}
+"""Block hashes are keyed by Python's hash seed in several connectors: equal in every process, or nothing is ever hit."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetupContext:
+    """Where and from what a trial's servers run.
+
+    ``folder`` is the trial's scratch folder (configs, logs, tiers on disk); ``namespace`` is unique to the trial;
+    ``port(name)`` gives a free loopback port that is held until the trial ends, the same for the same name;
+    ``python`` is the stack's interpreter; ``bin_dir`` where its console programs lie.
+    """
+
+    engine: EngineConfig
+    model: ModelConfig
+    model_dir: Path
+    stack: StackConfig
+    python: Path
+    bin_dir: Path
+    folder: Path
+    namespace: str
+    port: Callable[[str], int]
+    kv_bytes_per_token: int | None
+
+
+class SetupConfig(Strict):
+    """One way to serve. Subclasses narrow ``kind`` and override what differs from a plain server."""
+
+    kind: str
+    title: str | None = Field(default=None, description="Name shown in the report; unset: the setup's own name.")
+    args: dict[str, Scalar] = Field(default_factory=dict, description="vLLM arguments of this setup alone.")
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of this setup alone.")
+
+    prefix_caching: ClassVar[bool] = False
+    """Whether the device prefix cache is on; off, so that a hit can only come from the tier under test."""
+    tier: ClassVar[str | None] = None
+    """Where a hit of the warm pass must come from; None: there is no tier, every prompt is computed."""
+    ours_in_path: ClassVar[str | None] = None
+    """Words for the report where a part of ours moves the data, so that nobody takes it for the stock engine."""
+
+    def connector(self, context: SetupContext) -> dict[str, Any] | None:
+        """``--kv-transfer-config`` as a mapping; None: no connector."""
+        return None
+
+    def side_processes(self, context: SetupContext) -> list[ProcessSpec]:
+        """Processes that must be ready before the engine starts, in order."""
+        return []
+
+    def engine_env(self, context: SetupContext) -> dict[str, str]:
+        """Environment of the engine beyond the experiment's and the setup's own."""
+        return {}
+
+    def granularity(self, block_size: int) -> int:
+        """Tokens that hits come in: a repeated prompt's hit is a multiple of it."""
+        return block_size
+
+    def expected_hit(self, prompt_tokens: int, block_size: int) -> int:
+        """Tokens of a fully repeated prompt that must come from the tier; 0 without one.
+
+        At least one token is always computed, so the hit is floor((L-1)/g)·g.
+        """
+        if self.tier is None:
+            return 0
+        unit = self.granularity(block_size)
+        return (prompt_tokens - 1) // unit * unit
+
+    def capacity_bytes(self) -> dict[str, int]:
+        """Configured capacity of each tier below the device, in bytes."""
+        return {}
+
+    def native_modules(self) -> list[str]:
+        """Keys of the stack's ``native`` map whose extensions must be loaded in this setup's servers."""
+        return ["engine"]
+
+    def read(self, delta: Delta) -> Reading:
+        """Tokens by source and bytes of one pass, from the servers' counters."""
+        return engine_reading(delta, self.tier)
+
+    def store_activity(self, pages: Pages) -> Mapping[str, float] | None:
+        """Counters that move while KV is being stored; the drain waits until they are flat. None: no such counter."""
+        return engine_store_activity(pages) if self.tier not in (None, "gpu") else {}
