@@ -45,7 +45,7 @@ Bytes = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
 """A size in bytes; accepts ``8GiB`` style strings."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._+-]{0,98}[A-Za-z0-9+])?$", strict=True)]
-"""A name that becomes a folder and a wildcard: letters, digits, ``. _ + -``; starts with a letter or digit, 100 at most."""
+"""A name that becomes a folder and a wildcard: letters, digits, ``. _ + -``, starting with a letter or digit; ≤ 100."""
 
 TIERS = ("gpu", "cpu", "nvme", "remote", "computed", "unknown")
 """Where a prompt token's KV came from; ``computed`` = recomputed, ``unknown`` = the engine does not say."""

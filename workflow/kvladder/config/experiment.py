@@ -118,7 +118,7 @@ class ExperimentConfig(Strict):
     baseline: Name = Field(default="plain", description="Setup that ratios are taken against.")
     start: Literal["separate", "folded"] = Field(
         default="separate",
-        description="separate: each setup is brought up once before anything is measured. folded: its first trial does.",
+        description="separate: each setup is brought up once before anything is measured. folded: its first trial is.",
     )
     budget_s: float | None = Field(
         default=None, gt=0, description="No trial starts that can't finish in this many seconds."
@@ -126,8 +126,8 @@ class ExperimentConfig(Strict):
     host_slots: int = Field(
         default=1, ge=1, description="Trials that may share this machine; 1 for numbers that count."
     )
-    model: ModelConfig
-    engine: EngineConfig
+    model: ModelConfig = Field(description="What every setup serves.")
+    engine: EngineConfig = Field(description="Settings that are equal in every setup.")
     setups: dict[Name, Any] = Field(min_length=1, description="What is compared: name to settings, by `kind`.")
     workloads: dict[Name, Any] = Field(min_length=1, description="What is sent: name to settings, by `kind`.")
     suites: dict[Name, list[Name]] | None = Field(
@@ -174,7 +174,8 @@ class ExperimentConfig(Strict):
         pool = self.pool_tokens()
         if pool is not None and tokens > pool:
             raise ValueError(
-                f"workloads.{name}: one request needs {tokens} tokens of KV, the pool holds {pool}: raise engine.kv_pool_*"
+                f"workloads.{name}: one request needs {tokens} tokens of KV, the pool holds {pool}: "
+                "raise engine.kv_pool_*"
             )
 
     def pool_tokens(self) -> int | None:
@@ -266,8 +267,7 @@ def effective(config: ExperimentConfig, setup: str, suite: str) -> dict[str, Any
 
 def run_id(config: ExperimentConfig, setup: str, suite: str) -> str:
     """Eight hex digits: the hash of `effective`. Equal config, equal run; anything else is kept apart."""
-    text = json.dumps(effective(config, setup, suite), sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return _hash(effective(config, setup, suite))
 
 
 def plan(config: ExperimentConfig) -> list[Trial]:
@@ -282,3 +282,23 @@ def plan(config: ExperimentConfig) -> list[Trial]:
         for setup, suite in cells:
             trials.append(Trial(setup, suite, repeat, run_id(config, setup, suite), len(trials)))
     return trials
+
+
+def start_id(config: ExperimentConfig, setup: str) -> str:
+    """Eight hex digits: the hash of all that defines how a setup is brought up."""
+    dump = config.model_dump(mode="json", by_alias=True)
+    return _hash([dump["stack"], dump["model"], dump["engine"], config.setups[setup].model_dump(mode="json")])
+
+
+def model_id(config: ExperimentConfig) -> str:
+    """Eight hex digits that name the model's folder."""
+    return _hash(config.model.model_dump(mode="json"))
+
+
+def block_id(trials: list[Trial]) -> str:
+    """Eight hex digits: the hash of a block's trials, in any order."""
+    return _hash(sorted([trial.setup, trial.suite, trial.run] for trial in trials))
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:8]

