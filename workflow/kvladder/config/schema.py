@@ -46,7 +46,10 @@ def experiment_schema() -> dict[str, Any]:
             definitions |= model.pop("$defs", {})
             definitions[model["title"]] = model
             choices.append({"$ref": f"#/$defs/{model['title']}"})
-        schema["properties"][family]["additionalProperties"] = {"oneOf": choices}
+        entry = schema["properties"][family]
+        # pydantic says "anything under a well-formed name"; what may stand there is one of the kinds.
+        entry["propertyNames"] = {"pattern": next(iter(entry.pop("patternProperties")))}
+        entry["additionalProperties"] = {"oneOf": choices}
     return schema
 
 
