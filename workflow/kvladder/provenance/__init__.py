@@ -1,0 +1,1 @@
+"""Where and from what a number comes: host, harness, and later the archive."""

@@ -1,1 +1,1 @@
-"""One module a connector family: configuration to argv, environment and side processes, and how to read its counters."""
+"""One module a connector family: configuration to argv, environment, side processes, and how its counters read."""

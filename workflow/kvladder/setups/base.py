@@ -6,6 +6,7 @@ A new setup is one module here that defines a `SetupConfig` subclass and exports
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,11 @@ from kvladder.counters.reading import Delta, Pages, Reading, engine_reading, eng
 from kvladder.serving.process import ProcessSpec
 
 HASH_SEED = {"PYTHONHASHSEED": "0"}
-"""Block hashes are keyed by Python's hash seed in several connectors: equal in every process, or nothing is ever hit."""
+"""Several connectors key block hashes by Python's hash seed: equal in every process, or nothing is ever hit."""
+
+
+TIER_FOLDER = "tier"
+"""Folder below a trial's own for tiers on disk, unless the setup names another disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,14 @@ class SetupContext:
     port: Callable[[str], int]
     kv_bytes_per_token: int | None
 
+    def program(self, name: str) -> str:
+        """Path of one of the stack's console programs: beside its interpreter, else (a preinstalled stack) on PATH.
+
+        Returns the place where it should be when it's nowhere: the start fails with that path in its message.
+        """
+        beside = self.bin_dir / name
+        return str(beside) if beside.exists() else shutil.which(name) or str(beside)
+
 
 class SetupConfig(Strict):
     """One way to serve. Subclasses narrow ``kind`` and override what differs from a plain server."""
@@ -54,10 +67,15 @@ class SetupConfig(Strict):
 
     prefix_caching: ClassVar[bool] = False
     """Whether the device prefix cache is on; off, so that a hit can only come from the tier under test."""
+    reset_device_cache: ClassVar[bool] = False
+    """Whether the device prefix cache is emptied (and that verified) before each warm pass, because it must be on."""
     tier: ClassVar[str | None] = None
     """Where a hit of the warm pass must come from; None: there is no tier, every prompt is computed."""
-    ours_in_path: ClassVar[str | None] = None
-    """Words for the report where a part of ours moves the data, so that nobody takes it for the stock engine."""
+
+    @property
+    def ours_in_path(self) -> str | None:
+        """Words for the report where a part of ours moves the data, so that nobody takes it for the stock engine."""
+        return None
 
     def connector(self, context: SetupContext) -> dict[str, Any] | None:
         """``--kv-transfer-config`` as a mapping; None: no connector."""
@@ -88,6 +106,14 @@ class SetupConfig(Strict):
     def capacity_bytes(self) -> dict[str, int]:
         """Configured capacity of each tier below the device, in bytes."""
         return {}
+
+    def disk_folder(self, context: SetupContext) -> Path | None:
+        """Folder that the setup's tier on disk fills, the trial's alone: it is removed once the servers are gone."""
+        return None
+
+    def shared_memory_bytes(self) -> int:
+        """What the servers will put into /dev/shm, in bytes."""
+        return 0
 
     def native_modules(self) -> list[str]:
         """Keys of the stack's ``native`` map whose extensions must be loaded in this setup's servers."""

@@ -1,0 +1,80 @@
+"""Mooncake store: a distributed pool with a master process, reached through MooncakeStoreConnector."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from kvladder.config.base import Bytes
+from kvladder.counters.mooncake import store_activity, store_reading
+from kvladder.counters.reading import Delta, Pages, Reading
+from kvladder.serving.process import ProcessSpec, Readiness
+from kvladder.setups.base import HASH_SEED, SetupConfig, SetupContext
+
+
+class MooncakeStore(SetupConfig):
+    """MooncakeStoreConnector in embedded mode: the engine itself contributes the pool's memory."""
+
+    kind: Literal["mooncake-store"]
+    segment_bytes: Bytes = Field(description="Host memory that the engine contributes to the pool.")
+    buffer_bytes: Bytes = Field(description="Host memory of the transfer buffers.")
+    protocol: Literal["tcp", "rdma"] = Field(default="tcp", description="Transport of the transfer engine.")
+    device: str = Field(default="", description="RDMA device; empty: tcp, or the transfer engine's own choice.")
+    tier: ClassVar[str | None] = "remote"
+
+    def connector(self, context: SetupContext) -> dict[str, Any]:
+        """Connector with its namespace, so that nothing of another trial is ever hit."""
+        return {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+
+    def engine_env(self, context: SetupContext) -> dict[str, str]:
+        """Writes the connector's own config file and points at it."""
+        config = {
+            "metadata_server": "P2PHANDSHAKE",
+            "master_server_address": f"127.0.0.1:{context.port('mooncake')}",
+            "protocol": self.protocol,
+            "device_name": self.device,
+            "mode": "embedded",
+            "global_segment_size": self.segment_bytes,
+            "local_buffer_size": self.buffer_bytes,
+        }
+        path = context.folder / "mooncake.json"
+        path.write_text(json.dumps(config, indent=1), encoding="utf-8")
+        return {"MOONCAKE_CONFIG_PATH": str(path)}
+
+    def side_processes(self, context: SetupContext) -> list[ProcessSpec]:
+        """The master, which keeps the directory of the pool."""
+        port, metrics = context.port("mooncake"), context.port("mooncake-metrics")
+        argv = [context.program("mooncake_master"), "--rpc_address=127.0.0.1", f"--rpc_port={port}"]
+        argv += ["--metrics_host=127.0.0.1", f"--metrics_port={metrics}"]
+        return [
+            ProcessSpec(
+                name="mooncake",
+                argv=argv,
+                env={**HASH_SEED, **self.env},
+                cwd=context.folder,
+                log=context.folder / "logs" / "mooncake.log",
+                ready=Readiness(port=metrics, http_path="/metrics", deadline_s=context.engine.ready_s),
+                metrics_url=f"http://127.0.0.1:{metrics}/metrics",
+            )
+        ]
+
+    def capacity_bytes(self) -> dict[str, int]:
+        """The engine's segment of the pool."""
+        return {"remote": self.segment_bytes}
+
+    def native_modules(self) -> list[str]:
+        """The store's client is a compiled extension."""
+        return ["engine", "mooncake"]
+
+    def read(self, delta: Delta) -> Reading:
+        """The engine's counters, with bytes from the connector's operation counters."""
+        return store_reading(delta)
+
+    def store_activity(self, pages: Pages) -> dict[str, float] | None:
+        """Keys and bytes of the pool."""
+        return store_activity(pages)
+
+
+CONFIG = MooncakeStore

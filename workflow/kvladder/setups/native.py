@@ -1,0 +1,99 @@
+"""vLLM's own OffloadingConnector: KV goes to host memory, and from there to a tier on disk where one is configured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from kvladder.config.base import Bytes, Strict
+from kvladder.setups.base import TIER_FOLDER, SetupConfig, SetupContext
+
+HOST_COPIER_MODULE = "kvladder_engine_plugin.host_copier"
+
+
+class FileTier(Strict):
+    """Files below host memory, one a chunk, in the trial's own folder; they are never evicted."""
+
+    path: str | None = Field(
+        default=None,
+        description="Folder on the disk to measure; each trial makes its own folder in it. Unset: the trial's folder.",
+    )
+    read_threads: int = Field(default=16, ge=1, description="Threads that read files.")
+    write_threads: int = Field(default=16, ge=1, description="Threads that write files.")
+
+
+class Native(SetupConfig):
+    """OffloadingConnector; with `files` or the host copier as TieringOffloadingSpec, else as its plain CPU spec."""
+
+    kind: Literal["native"]
+    cpu_bytes: Bytes = Field(description="Host memory for KV, over all ranks.")
+    chunk_tokens: int | None = Field(
+        default=None, ge=1, description="Tokens that are stored and loaded together; unset: one device block."
+    )
+    eviction: Literal["lru", "arc"] = Field(default="lru", description="Eviction policy of the host tier.")
+    copier: Literal["device", "host"] = Field(
+        default="device",
+        description="device: the engine's own copy between GPU and host. host: kvladder's memory copy for engines "
+        "without a GPU; scheduler, eviction, files and metrics stay the engine's.",
+    )
+    files: FileTier | None = Field(default=None, description="A tier on disk below host memory; unset: none.")
+
+    tier: ClassVar[str | None] = "cpu"
+
+    @property
+    def _tiering(self) -> bool:
+        return self.files is not None or self.copier == "host"
+
+    def connector(self, context: SetupContext) -> dict[str, Any]:
+        """OffloadingConnector with the host tier's bytes, and its tiers below."""
+        extra: dict[str, Any] = {"cpu_bytes_to_use": self.cpu_bytes, "eviction_policy": self.eviction}
+        if self.chunk_tokens is not None:
+            extra["block_size"] = self.chunk_tokens
+        if self._tiering:
+            extra["spec_name"] = "TieringOffloadingSpec"
+        if self.copier == "host":
+            extra |= {"spec_name": "HostTieringOffloadingSpec", "spec_module_path": HOST_COPIER_MODULE}
+        if self.files is not None:
+            tier: dict[str, Any] = {"type": "fs", "root_dir": str(self.disk_folder(context))}
+            tier |= {"n_read_threads": self.files.read_threads, "n_write_threads": self.files.write_threads}
+            extra["secondary_tiers"] = [tier]
+        return {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            # Names the shared memory segment, so that what a killed server leaves is known as this trial's.
+            "engine_id": context.namespace,
+            "kv_connector_extra_config": extra,
+        }
+
+    def disk_folder(self, context: SetupContext) -> Path | None:
+        """The files' root, made by the engine."""
+        if self.files is None:
+            return None
+        return Path(self.files.path) / context.namespace if self.files.path else context.folder / TIER_FOLDER
+
+    def granularity(self, block_size: int) -> int:
+        """Chunks are what is looked up: a hit is a whole number of them."""
+        return self.chunk_tokens or block_size
+
+    def capacity_bytes(self) -> dict[str, int]:
+        """The host tier; the disk is as large as its free space."""
+        return {"cpu": self.cpu_bytes}
+
+    def shared_memory_bytes(self) -> int:
+        """The host tier is one file there, mapped by scheduler and workers."""
+        return self.cpu_bytes if self._tiering else 0
+
+    @property
+    def ours_in_path(self) -> str | None:
+        """The host copier is kvladder's own."""
+        if self.copier == "device":
+            return None
+        return (
+            "KV is copied by kvladder's own host copier (a memory copy), because the engine has none for a CPU; "
+            "scheduler, eviction, files and metrics are the engine's."
+        )
+
+
+CONFIG = Native

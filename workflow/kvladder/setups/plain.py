@@ -1,0 +1,16 @@
+"""A server without any KV tier: every prompt is computed. The baseline."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kvladder.setups.base import SetupConfig
+
+
+class PlainConfig(SetupConfig):
+    """vLLM with prefix caching off and no connector."""
+
+    kind: Literal["plain"]
+
+
+CONFIG = PlainConfig

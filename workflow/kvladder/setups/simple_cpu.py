@@ -1,0 +1,36 @@
+"""vLLM's SimpleCPUOffloadConnector: device blocks are copied to host memory as the prefix cache hashes them.
+
+It works on the hashes of the device prefix cache and is silently never used with that cache off; so it runs with it on,
+and the device cache is emptied before every warm pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from kvladder.config.base import Bytes
+from kvladder.setups.base import SetupConfig, SetupContext
+
+
+class SimpleCpu(SetupConfig):
+    """SimpleCPUOffloadConnector with `cpu_bytes` of host memory over all ranks."""
+
+    kind: Literal["simple-cpu"]
+    cpu_bytes: Bytes = Field(description="Host memory for KV, over all ranks.")
+    prefix_caching: ClassVar[bool] = True
+    reset_device_cache: ClassVar[bool] = True
+    tier: ClassVar[str | None] = "cpu"
+
+    def connector(self, context: SetupContext) -> dict[str, Any]:
+        """Connector with its capacity."""
+        extra = {"cpu_bytes_to_use": self.cpu_bytes}
+        return {"kv_connector": "SimpleCPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+    def capacity_bytes(self) -> dict[str, int]:
+        """The host tier."""
+        return {"cpu": self.cpu_bytes}
+
+
+CONFIG = SimpleCpu

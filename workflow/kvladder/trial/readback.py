@@ -1,0 +1,94 @@
+"""What running servers say of themselves: the evidence behind config-readback, equal-kv-pool and native-code-loaded."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from kvladder.config.records import EffectiveConfig
+from kvladder.serving.process import ServerGroup
+from kvladder.serving.readback import mapped_modules
+from kvladder.setups.base import SetupConfig, SetupContext
+
+_POOL = re.compile(r"\b[CG]PU KV cache size: ([\d,]+) tokens")
+_CREATED = re.compile(r"Creating v1 connector with name: (\w+)")
+_THREADS = re.compile(r"leaving Torch threads at (\d+) for serving")
+_TIMEOUT_S = 60
+
+
+def kv_pool_tokens(log: str) -> int | None:
+    """Device KV pool in tokens, from the engine's own log line; the last one counts, None where there is none."""
+    sizes = _POOL.findall(log)
+    return int(sizes[-1].replace(",", "")) if sizes else None
+
+
+def server_info(port: int, api_key: str) -> dict[str, Any] | None:
+    """The engine's effective configuration (development endpoint); None where it doesn't answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", "/server_info?config_format=json", headers={"Authorization": f"Bearer {api_key}"})
+        response = connection.getresponse()
+        body = response.read()
+        info = json.loads(body) if response.status == http.client.OK else None
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+    return info if isinstance(info, dict) else None
+
+
+def read_back(setup: SetupConfig, context: SetupContext, group: ServerGroup, api_key: str) -> EffectiveConfig:
+    """Effective configuration of a setup's running servers; what can't be read is None."""
+    info = server_info(context.port("engine"), api_key) or {}
+    config = info.get("vllm_config", {})
+    if not isinstance(config, dict):
+        config = {}
+    cache = config.get("cache_config") or {}
+    transfer = config.get("kv_transfer_config") or {}
+    log = _text(context.folder / "logs" / "engine.log")
+    pool = kv_pool_tokens(log)
+    block = cache.get("block_size")
+    per_token = context.kv_bytes_per_token
+    capacity = {} if pool is None else {"gpu": pool}
+    if per_token:
+        capacity |= {tier: size // per_token for tier, size in setup.capacity_bytes().items()}
+    wanted = [re.compile(text) for key in setup.native_modules() for text in context.stack.native.get(key, [])]
+    return EffectiveConfig(
+        kv_pool_tokens=pool,
+        block_size=block if isinstance(block, int) else None,
+        connector=transfer.get("kv_connector"),
+        connector_config=transfer.get("kv_connector_extra_config"),
+        prefix_caching=cache.get("enable_prefix_caching"),
+        engine_version=_version(log),
+        modules=mapped_modules(group.tree(), wanted),
+        capacity_tokens=capacity,
+        details={
+            "connectors_created": sorted(set(_CREATED.findall(log))),
+            "threads": _threads(log),
+            "num_gpu_blocks": cache.get("num_gpu_blocks"),
+            "kv_cache_memory_bytes": cache.get("kv_cache_memory_bytes"),
+            "max_model_len": (config.get("model_config") or {}).get("max_model_len"),
+            "max_num_batched_tokens": (config.get("scheduler_config") or {}).get("max_num_batched_tokens"),
+            "load_format": (config.get("load_config") or {}).get("load_format"),
+        },
+    )
+
+
+def _threads(log: str) -> int | None:
+    match = _THREADS.search(log)
+    return int(match[1]) if match else None
+
+
+def _version(log: str) -> str | None:
+    match = re.search(r"Initializing a V1 LLM engine \(v([^)\s]+)\)", log)
+    return match[1] if match else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,238 @@
+"""Run one trial, or bring a setup up once.
+
+A crash of an engine is a result: both functions return a record whose status is ``failed`` with the reason. Only a
+misuse (a port in use, no lease, an interrupt) raises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kvladder.config.experiment import Trial, effective
+from kvladder.config.records import EffectiveConfig, FileEntry, PassRecord, StartRecord, TrialRecord
+from kvladder.config.traffic import PassPlan
+from kvladder.load import PassResult, RequestTrace, run_pass, write_records
+from kvladder.probes.sampler import sampling
+from kvladder.provenance.host import describe_harness, describe_host
+from kvladder.serving.process import ServerFailed
+from kvladder.serving.readback import memory
+from kvladder.serving.rootcause import log_cause
+from kvladder.trial.session import Attempt, Job, Say, Session
+
+
+def run_start(job: Job, setup: str, run: str, folder: Path) -> StartRecord:
+    """Bring a setup up once: readiness, effective configuration, one prompt, memory; then stop it.
+
+    ``folder`` is this start's own scratch folder. What can't start is known before hours are spent measuring.
+    """
+    config = job.config
+    say = Say(f"start {setup}", job.write)
+    _fresh(folder)
+    attempt = Attempt(job, setup, f"{config.experiment}-start-{setup}-{run}", folder, say)
+    effective_config, ttft, resident, stop_ns, reason = EffectiveConfig(), None, None, None, None
+    workload = max(config.workloads.values(), key=lambda item: item.longest_prompt())
+    try:
+        with attempt.up() as session:
+            effective_config = session.effective
+            ttft = session.warm_up(workload, "start")
+            resident = memory(session.group.tree()).rss_bytes
+            say(f"first prompt {ttft / 1e9:.2f} s, pool {effective_config.kv_pool_tokens} tokens")
+            stopping = time.monotonic_ns()
+        stop_ns = time.monotonic_ns() - stopping
+    except ServerFailed as failure:
+        reason = str(failure)
+        say(f"failed: {reason}")
+    return StartRecord(
+        setup=setup,
+        run=run,
+        status="completed" if reason is None else "failed",
+        reason=reason,
+        startup_ns=attempt.startup_ns,
+        stop_ns=stop_ns,
+        rss_bytes=resident,
+        probe_ttft_ns=ttft,
+        effective=effective_config,
+        servers=attempt.records(),
+    )
+
+
+def run_trial(job: Job, trial: Trial, folder: Path) -> TrialRecord:
+    """Run one trial and write its raw files into ``folder``, ``trial.json`` last and atomically."""
+    say = Say(f"{trial.setup} {trial.suite} r{trial.repeat}", job.write)
+    _fresh(folder)
+    namespace = f"{job.config.experiment}-{trial.setup}-{trial.suite}-r{trial.repeat}"
+    run = _Run(job, trial, Attempt(job, trial.setup, namespace, folder, say))
+    reason = None
+    try:
+        with run.attempt.up() as session:
+            run.measure(session)
+        run.marks["stopped"] = time.monotonic_ns()
+    except ServerFailed as failure:
+        reason = str(failure)
+        say(f"failed: {reason}")
+    return run.finish(reason)
+
+
+class _Run:
+    """State of a trial in progress: everything `TrialRecord` needs, also when it fails half way."""
+
+    def __init__(self, job: Job, trial: Trial, attempt: Attempt) -> None:
+        self.job, self.config = job, job.config
+        self.trial, self.attempt, self.folder, self.say = trial, attempt, attempt.folder, attempt.say
+        self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self.marks: dict[str, int] = {"begin": time.monotonic_ns()}
+        self.passes: list[PassRecord] = []
+        self.session: Session | None = None
+        self.rss_bytes: int | None = None
+
+    def measure(self, session: Session) -> None:
+        """Warm up, then every workload of the suite with its passes."""
+        workloads, suite = self.config.workloads, self.trial.suite
+        self.session = session
+        self.marks["ready"] = time.monotonic_ns()
+        session.snapshot("ready")
+        names = self.config.suite_map()[suite]
+        longest = max((workloads[name] for name in names), key=lambda item: item.longest_prompt())
+        ttft = session.warm_up(longest, suite)
+        self.say(f"warm: {ttft / 1e9:.2f} s for an unmeasured prompt")
+        self.rss_bytes = memory(session.group.tree()).rss_bytes
+        # Setups of a block get the same prompts: the namespace names the block, not the setup.
+        traffic = session.traffic(f"{suite}/r{self.trial.repeat}")
+        plans = {name: workloads[name].passes(name, traffic) for name in names}
+        self.marks["warm"] = time.monotonic_ns()
+        with sampling(self.folder / "probes.jsonl", self.config.probe_interval_s, session.devices):
+            for name in names:
+                self._workload(session, name, plans[name])
+        self.marks["measured"] = time.monotonic_ns()
+
+    def _workload(self, session: Session, name: str, plans: list[PassPlan]) -> None:
+        records: list[RequestTrace] = []
+        try:
+            for plan in plans:
+                if session.setup.reset_device_cache and plan.name != "cold":
+                    session.reset_device_cache()
+                result = self._pass(session, plan)
+                records += result.records
+                self._check_served(session, plan, result)
+        finally:
+            write_records(self.folder / f"{name}.requests.jsonl", records)
+
+    def _pass(self, session: Session, plan: PassPlan) -> PassResult:
+        session.snapshot(f"{plan.label}:start")
+        result = run_pass(session.target, plan, self.job.limits, self.say.requests(plan.label))
+        # A server that died mid-pass is the reason, not the broken connections that it left.
+        session.group.check_alive()
+        drain = session.drain()
+        session.snapshot(f"{plan.label}:end")
+        session.group.check_alive()
+        self.passes.append(
+            PassRecord(
+                workload=plan.workload,
+                name=plan.name,
+                round=plan.round,
+                concurrency=plan.concurrency,
+                requests=len(plan.requests),
+                failed=sum(record.status != "ok" for record in result.records),
+                start_ns=result.start_ns,
+                end_ns=result.end_ns,
+                in_flight=result.in_flight,
+                loop_lag_max_ns=result.loop_lag_max_ns,
+                client_cpu_ns=result.client_cpu_ns,
+                durable_ns=drain.durable_ns,
+                drained=drain.drained,
+            )
+        )
+        return result
+
+    @staticmethod
+    def _check_served(session: Session, plan: PassPlan, result: PassResult) -> None:
+        """A server that lives but serves nothing has failed; its log knows why, or the first request does."""
+        if all(record.status != "ok" for record in result.records):
+            logged = log_cause(session.group.named("engine").spec.log)
+            raise session.failed(logged or f"no request of {plan.label} came through: {result.records[0].error}")
+
+    def finish(self, reason: str | None) -> TrialRecord:
+        """Write the remaining raw files, then ``trial.json``."""
+        session, trial, setup = self.session, self.trial, self.attempt.setup
+        if session is not None:
+            lines = [snapshot.model_dump_json(by_alias=True) + "\n" for snapshot in session.snapshots]
+            (self.folder / "counters.jsonl").write_text("".join(lines), encoding="utf-8")
+        record = TrialRecord(
+            experiment=self.config.experiment,
+            setup=trial.setup,
+            kind=setup.kind,
+            suite=trial.suite,
+            repeat=trial.repeat,
+            run=trial.run,
+            order=trial.order,
+            status="completed" if reason is None else "failed",
+            reason=reason,
+            started_at=self.started_at,
+            start_ns=self.marks["begin"],
+            end_ns=time.monotonic_ns(),
+            startup_ns=self.attempt.startup_ns,
+            host=describe_host(self.attempt.devices),
+            stack=self.job.stack.stamp.model_dump(mode="json", by_alias=True),
+            harness=describe_harness(Path(__file__).parents[3]),
+            config=effective(self.config, trial.setup, trial.suite),
+            expected=self._expected(),
+            effective=session.effective if session is not None else EffectiveConfig(),
+            servers=self.attempt.records(),
+            passes=self.passes,
+            marks=self.marks,
+            rss_bytes=self.rss_bytes,
+            files=_inventory(self.folder),
+        )
+        write_atomically(self.folder / "trial.json", record.model_dump_json(by_alias=True, indent=1))
+        return record
+
+    def _expected(self) -> dict[str, Any]:
+        session, setup = self.session, self.attempt.setup
+        block = session.effective.block_size if session is not None else None
+        return {
+            "title": setup.title,
+            "tier": setup.tier,
+            "prefix_caching": setup.prefix_caching,
+            "connector": setup.connector(session.context) if session is not None else None,
+            "granularity": setup.granularity(block) if block is not None else None,
+            "capacity_bytes": setup.capacity_bytes(),
+            "kv_bytes_per_token": self.config.kv_bytes_per_token(),
+            "native_modules": setup.native_modules(),
+            "ours_in_path": setup.ours_in_path,
+        }
+
+
+def _fresh(folder: Path) -> None:
+    """Empty the trial's own folder: without ``trial.json`` it holds the rest of an attempt that broke off."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "logs").mkdir(parents=True)
+
+
+def _inventory(folder: Path) -> dict[str, FileEntry]:
+    """Size, hash and line count of every raw file, so that a damaged one is noticed when it is read."""
+    entries: dict[str, FileEntry] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name not in ("trial.json", "verdict.json"):
+            data = path.read_bytes()
+            lines = data.count(b"\n") if path.suffix == ".jsonl" else None
+            entries[path.relative_to(folder).as_posix()] = FileEntry(
+                bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), lines=lines
+            )
+    return entries
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write and rename, so that a reader sees the whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as out:
+        out.write(text + "\n")
+        out.flush()
+        os.fsync(out.fileno())
+    partial.rename(path)

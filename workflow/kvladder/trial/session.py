@@ -1,0 +1,292 @@
+"""Servers of one setup, up and read back: what a trial and a start have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvladder.config import stack as stacks
+from kvladder.config.experiment import ExperimentConfig
+from kvladder.config.records import CounterSnapshot, EffectiveConfig, ServerRecord
+from kvladder.config.stack import StackConfig, StackStamp
+from kvladder.config.traffic import PassPlan, TrafficContext
+from kvladder.counters.drain import Drain, wait_until_flat
+from kvladder.counters.reading import parse_pages
+from kvladder.counters.scrape import scrape
+from kvladder.load import Limits, Progress, Target, run_pass
+from kvladder.serving.hygiene import after_stop, before_start
+from kvladder.serving.lease import lease
+from kvladder.serving.ports import Ports, reserve
+from kvladder.serving.process import ServerFailed, ServerGroup, servers
+from kvladder.setups.base import SetupConfig, SetupContext
+from kvladder.trial.engine import SERVED_NAME, engine_spec
+from kvladder.trial.readback import read_back
+from kvladder.workloads.base import OneLengthWorkload, Prompts
+
+WARM_UP = "warm-up"
+"""Name under which unmeasured prompts are drawn: no measured prompt shares a block with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """An installed stack: its definition, its stamp, its interpreter."""
+
+    folder: Path
+    config: StackConfig
+    stamp: StackStamp
+
+    @classmethod
+    def load(cls, folder: Path, stamp: Path) -> Stack:
+        """Read ``stack.yaml`` and the stamp. Raises ConfigError or OSError."""
+        return cls(folder, stacks.load(folder), StackStamp.model_validate_json(stamp.read_text(encoding="utf-8")))
+
+    @property
+    def python(self) -> Path:
+        """Interpreter of the servers. Never resolved: a venv's python is a link that must stay one."""
+        return Path(os.path.abspath(self.stamp.interpreter))  # noqa: PTH100
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables without which a preinstalled stack isn't found: servers don't inherit them."""
+        path = os.environ.get("PYTHONPATH")
+        return {"PYTHONPATH": path} if self.stamp.source == "preinstalled" and path else {}
+
+    @property
+    def caches(self) -> Path:
+        """Compile caches of the engines, shared by the trials of a stack so that only the first pays for them."""
+        return self.folder / ".cache"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What every measuring job needs: the experiment, its stack and model, and where progress lines go."""
+
+    config: ExperimentConfig
+    stack: Stack
+    model_dir: Path
+    write: Callable[[str], None]
+
+    @property
+    def limits(self) -> Limits:
+        """Deadlines of the client."""
+        load = self.config.load
+        return Limits(connect_s=load.connect_s, request_s=load.request_s, stall_s=load.stall_s)
+
+
+class Say:
+    """Progress lines of one job: which trial, which pass, requests done, time."""
+
+    def __init__(self, name: str, write: Callable[[str], None]) -> None:
+        self._name, self._write, self._start, self._last = name, write, time.monotonic(), 0.0
+
+    def __call__(self, text: str) -> None:
+        """Write one line, with the seconds since the job began."""
+        self._write(f"[{self._name}] {time.monotonic() - self._start:6.1f} s  {text}")
+
+    def requests(self, label: str) -> Callable[[Progress], None]:
+        """Callback for the client: at most one line in two seconds."""
+
+        def report(progress: Progress) -> None:
+            now = time.monotonic()
+            if now - self._last >= 2 or progress.done == progress.total:
+                self._last = now
+                self(f"{label}: {progress.done}/{progress.total} requests")
+
+        return report
+
+
+@dataclass(slots=True)
+class Session:
+    """Running servers of one setup, and what was read back from them."""
+
+    job: Job
+    setup: SetupConfig
+    context: SetupContext
+    group: ServerGroup
+    target: Target
+    devices: list[str]
+    effective: EffectiveConfig
+    urls: dict[str, str]
+    snapshots: list[CounterSnapshot] = field(default_factory=list)
+
+    def snapshot(self, mark: str) -> None:
+        """Scrape every server and keep the raw pages under ``mark``."""
+        self.snapshots.append(scrape(self.urls, mark))
+
+    def drain(self) -> Drain:
+        """Wait until the setup's store counters are flat, within the configured deadline."""
+        load = self.job.config.load
+        return wait_until_flat(
+            lambda: self.setup.store_activity(parse_pages(scrape(self.urls, "drain").pages)), load.quiet_s, load.drain_s
+        )
+
+    def traffic(self, namespace: str) -> TrafficContext:
+        """What workloads draw prompts from; equal for every setup of a block."""
+        config = self.job.config
+        shape = config.model.shape or {}
+        text = shape.get("text_config", shape)
+        special = {text.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        return TrafficContext(
+            seed=config.seed,
+            namespace=namespace,
+            vocab_size=int(text.get("vocab_size", 32000)),
+            block_size=self.effective.block_size or config.engine.block_size or 16,
+            reserved_ids=frozenset(token for token in special if isinstance(token, int)),
+            capacity_tokens=self.effective.capacity_tokens,
+        )
+
+    def warm_up(self, workload: OneLengthWorkload, suite: str) -> int:
+        """Send one unmeasured prompt of the workload's length twice; returns the first TTFT in ns.
+
+        Lazy initialisation of computing, storing and loading is over before the clock starts.
+        Raises ServerFailed when the server doesn't answer it.
+        """
+        output = workload.output_tokens
+        tokens = workload.longest_prompt() - output
+        requests = Prompts(WARM_UP, self.traffic(suite)).requests(1, tokens, output)
+        plan = PassPlan(WARM_UP, "cold", 0, 1, requests)
+        times: list[int] = []
+        for _ in range(2):
+            record = run_pass(self.target, plan, self.job.limits).records[0]
+            if record.status != "ok" or record.first_token_ns is None or record.send_ns is None:
+                self.group.check_alive()
+                raise self.failed(f"warm-up request failed: {record.error}")
+            times.append(record.first_token_ns - record.send_ns)
+            self.drain()
+        return times[0]
+
+    def reset_device_cache(self) -> None:
+        """Empty the device prefix cache alone; the tiers below keep what they have.
+
+        Raises ServerFailed unless the engine says that it did: it may answer 200 with ``success: false``.
+        """
+        connection = http.client.HTTPConnection(self.target.host, self.target.port, timeout=60)
+        try:
+            connection.request(
+                "POST", "/reset_prefix_cache", headers={"Authorization": f"Bearer {self.target.api_key}"}
+            )
+            response = connection.getresponse()
+            body = response.read()
+            done = response.status == http.client.OK and (not body.strip() or json.loads(body).get("success", True))
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise self.failed(f"reset of the device prefix cache failed: {error}") from error
+        finally:
+            connection.close()
+        if not done:
+            raise self.failed(f"reset of the device prefix cache refused: {response.status} {body[:200]!r}")
+
+    def failed(self, reason: str) -> ServerFailed:
+        """The engine's failure with this reason, to be raised."""
+        return ServerFailed("engine", reason, self.group.named("engine").spec.log)
+
+
+class Attempt:
+    """One attempt to serve a setup: `up` is its context manager; what it started stays readable after a failure."""
+
+    def __init__(self, job: Job, setup: str, namespace: str, folder: Path, say: Say) -> None:
+        self.job, self.say = job, say
+        self.setup: SetupConfig = job.config.setups[setup]
+        self.namespace = f"{namespace}-{secrets.token_hex(4)}"
+        # Servers run in another folder, so absolute; links stay links.
+        self.folder = Path(os.path.abspath(folder))  # noqa: PTH100
+        self.group: ServerGroup | None = None
+        self.devices: list[str] = []
+        self.startup_ns: int | None = None
+
+    def records(self) -> list[ServerRecord]:
+        """Every process that was started."""
+        return self.group.records() if self.group is not None else []
+
+    @contextlib.contextmanager
+    def _clean_host(self, ports: list[int]) -> Iterator[None]:
+        """Nothing of ours lies on the machine before the servers start, and nothing after they've stopped."""
+        baseline = before_start(
+            tag=self.namespace, ports=ports, devices=self.devices, shm_bytes=self.setup.shared_memory_bytes()
+        )
+        for note in baseline.notes:
+            self.say(note)
+        pids: list[int] = []
+        try:
+            yield
+        finally:
+            if self.group is not None:
+                pids = [record.pid for record in self.group.records()]
+            notes = self.group.notes if self.group is not None else []
+            left = after_stop(baseline, tag=self.namespace, ports=ports, devices=self.devices, pids=pids)
+            for note in dict.fromkeys([*notes, *left]):
+                self.say(note)
+
+    @contextlib.contextmanager
+    def up(self) -> Iterator[Session]:
+        """Lease, ports, servers up and read back; everything stopped and given back at the end.
+
+        Raises `ServerFailed` when a server doesn't come up or has died, the errors of `kvladder.serving` when the
+        machine isn't fit to start.
+        """
+        config, stack = self.job.config, self.job.stack
+        with contextlib.ExitStack() as held:
+            taken = held.enter_context(
+                lease(
+                    int(stack.config.device == "cuda"),
+                    holder=self.namespace,
+                    host_slots=config.host_slots,
+                    progress=self.say,
+                )
+            )
+            self.devices = taken.devices
+            ports: dict[str, Ports] = {}
+
+            def port(name: str) -> int:
+                if name not in ports:
+                    ports[name] = held.enter_context(reserve(1, holder=self.namespace))
+                return ports[name].ports[0]
+
+            context = SetupContext(
+                engine=config.engine,
+                model=config.model,
+                model_dir=Path(os.path.abspath(self.job.model_dir)),  # noqa: PTH100
+                stack=stack.config,
+                python=stack.python,
+                bin_dir=stack.python.parent,
+                folder=self.folder,
+                namespace=self.namespace,
+                port=port,
+                kv_bytes_per_token=config.kv_bytes_per_token(),
+            )
+            disk = self.setup.disk_folder(context)
+            if disk is not None:
+                # What counts about a tier on disk is in the counters, and it can be large.
+                held.callback(shutil.rmtree, disk, ignore_errors=True)
+            api_key = secrets.token_urlsafe(24)
+            specs = [*self.setup.side_processes(context), engine_spec(self.setup, context, api_key)]
+            held.enter_context(self._clean_host([number for each in ports.values() for number in each.ports]))
+            started = time.monotonic_ns()
+            self.group = servers(
+                [dataclasses.replace(spec, env={**taken.env, **stack.env, **spec.env}) for spec in specs],
+                tag=self.namespace,
+                caches=stack.caches,
+                hold=[*taken.fds, *(fd for each in ports.values() for fd in each.fds)],
+                grace_s=config.engine.stop_s,
+                progress=self.say,
+            )
+            held.enter_context(self.group)
+            self.startup_ns = time.monotonic_ns() - started
+            yield Session(
+                job=self.job,
+                setup=self.setup,
+                context=context,
+                group=self.group,
+                target=Target("127.0.0.1", port("engine"), SERVED_NAME, api_key),
+                devices=self.devices,
+                effective=read_back(self.setup, context, self.group, api_key),
+                urls={spec.name: spec.metrics_url for spec in specs if spec.metrics_url is not None},
+            )
