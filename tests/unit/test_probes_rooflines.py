@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,10 +33,10 @@ def test_disk_moves_every_byte_and_cleans_up(tmp_path: Path) -> None:
 def test_without_direct_io_the_name_says_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = rooflines.os.open
 
-    def refuses(path: object, flags: int, *rest: int) -> int:
+    def refuses(path: Any, flags: int, *rest: Any, **options: Any) -> int:
         if flags & rooflines.os.O_DIRECT:
             raise OSError(22, "Invalid argument")
-        return real(path, flags, *rest)  # type: ignore[arg-type]
+        return real(path, flags, *rest, **options)
 
     monkeypatch.setattr(rooflines.os, "open", refuses)
     assert [link["link"] for link in rooflines.disk(tmp_path, MIB, MIB)] == ["disk_write_cached", "disk_read_cached"]

@@ -27,7 +27,7 @@ REPEATS = 7
 
 
 def measure(link: str, size: int, repeats: int, once: Callable[[], float]) -> dict[str, Any]:
-    """Median and range of ``size`` bytes over the seconds that ``once`` returns; a first, warming call isn't counted."""
+    """Median and range of ``size`` bytes over the seconds that ``once`` returns; a first, warming call is left out."""
     once()
     rates = sorted(size / once() for _ in range(repeats))
     return {

@@ -1,0 +1,294 @@
+"""Pages to windows: names, restarts, sums, histograms; on made-up pages and on recorded real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvladder.config.base import TIERS
+from kvladder.counters import lmcache, mooncake
+from kvladder.counters.reading import (
+    ACTIVE,
+    Delta,
+    Histogram,
+    Page,
+    Reading,
+    engine_reading,
+    engine_store_activity,
+    parse_page,
+    parse_pages,
+)
+
+RECORDED = Path(__file__).parents[1] / "data" / "metrics" / "vllm-0.32.0"
+BASE = 'engine="0",model_name="m"'
+
+
+def engine_page(
+    prompt: float, computed: float, gpu: float, external: float, start: float = 1000.0, **cached: float
+) -> str:
+    lines = [
+        f"process_start_time_seconds {start}",
+        "# TYPE vllm:prompt_tokens_total counter",
+        f"vllm:prompt_tokens_total{{{BASE}}} {prompt}",
+        "# TYPE vllm:prompt_tokens_by_source_total counter",
+        f'vllm:prompt_tokens_by_source_total{{{BASE},source="local_compute"}} {computed}',
+        f'vllm:prompt_tokens_by_source_total{{{BASE},source="local_cache_hit"}} {gpu}',
+        f'vllm:prompt_tokens_by_source_total{{{BASE},source="external_kv_transfer"}} {external}',
+    ]
+    if cached:
+        lines.append("# TYPE vllm:prompt_tokens_cached_by_source_total counter")
+    for source, value in cached.items():
+        lines.append(f'vllm:prompt_tokens_cached_by_source_total{{{BASE},source="{source}"}} {value}')
+    return "\n".join(lines) + "\n"
+
+
+def delta(start: str | None, end: str | None) -> Delta:
+    return Delta(parse_pages({"engine": start}), parse_pages({"engine": end}))
+
+
+def test_aliases_created_and_odd_lines_of_one_page() -> None:
+    """C1: exact names, ``_created`` never counted, NaN unknown, odd but legal lines read, a broken one counted."""
+    start = "prefix_cache_hits_total 0\n"
+    end = (
+        "# TYPE gpu_prefix_cache_hits_total counter\n"
+        "gpu_prefix_cache_hits_total 640\n"
+        "# TYPE prefix_cache_hits_total counter\n"
+        "prefix_cache_hits_total 640\n"
+        "# TYPE prefix_cache_hits_created gauge\n"
+        "prefix_cache_hits_created 1.79e+09\n"
+        'queries_total{engine="0",} 900\n'
+        'timed_total{engine="0"} 7 1767607200000\n'
+        "broken_total NaN\n"
+        'half_a_line{engine="0" 12\n'
+        "not a number_total x\n"
+        "after_total 3\n"
+    )
+    page = parse_page(end)
+    assert page.broken == 2
+    assert "prefix_cache_hits_created" not in page.samples
+    window = delta(start, end)
+    assert window.counter("engine", "prefix_cache_hits_total") == 640
+    assert window.counter("engine", "prefix_cache_hits") is None
+    assert window.counter("engine", "queries_total", engine="0") == 900
+    assert window.counter("engine", "timed_total") == 7
+    assert window.counter("engine", "broken_total") is None
+    assert window.counter("engine", "after_total") == 3
+
+
+def test_sources_over_the_prompt_are_a_problem() -> None:
+    """C2a: the three numbers are named, and nothing is clamped."""
+    reading = engine_reading(delta(engine_page(0, 0, 0, 0), engine_page(17050, 0, 0, 20480)), "cpu")
+    assert reading.by_source["cpu"] == 20480
+    assert reading.problems == [
+        "sources do not add up to prompt tokens: cpu 20480 + computed 0 = 20480, prompt 17050",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        (engine_page(12, 12, 0, 0, start=2000.0), "process start time"),
+        (engine_page(12, 12, 0, 0), "was 91"),
+    ],
+)
+def test_restarted_engine_gives_no_numbers(end: str, why: str) -> None:
+    """C3: neither a negative number nor the end's value, and every series of that server is unknown."""
+    window = delta(engine_page(9100, 9100, 0, 0), end)
+    assert window.counter("engine", "vllm:prompt_tokens_total") is None
+    reading = engine_reading(window, "cpu")
+    assert set(reading.by_source.values()) == {None}
+    (problem,) = reading.problems
+    assert "engine restarted inside the window" in problem
+    assert why in problem
+
+
+def test_counter_without_a_type_that_goes_back_is_a_restart() -> None:
+    window = delta("stored_bytes 9.1e9\n", "stored_bytes 1.2e9\n")
+    assert window.counter("engine", "stored_bytes") is None
+    assert window.problems == ["engine restarted inside the window (stored_bytes went back by 7.9e+09)"]
+
+
+def test_missing_is_unknown() -> None:
+    """C3's variant: a series or a page that isn't there at the end is unknown, not minus everything."""
+    start = engine_page(9100, 9100, 0, 0)
+    assert delta(start, "process_start_time_seconds 1000\n").counter("engine", "vllm:prompt_tokens_total") is None
+    assert delta(start, None).counter("engine", "vllm:prompt_tokens_total") is None
+    assert delta(None, start).counter("engine", "vllm:prompt_tokens_total") is None
+    assert delta(start, start).counter("lmcache", "vllm:prompt_tokens_total") is None
+    # One of two series of a sum that vanished makes the sum unknown.
+    two = 'a_total{engine="0"} 5\na_total{engine="1"} 5\n'
+    assert delta(two, 'a_total{engine="0"} 9\n').counter("engine", "a_total") is None
+    assert delta(two, 'a_total{engine="0"} 9\na_total{engine="1"} 6\n').counter("engine", "a_total") == 5
+
+
+def test_a_series_that_appears_counts_from_zero() -> None:
+    assert delta("up 1\n", "stores_total 4\n").counter("engine", "stores_total") == 4
+    assert delta(None, "stores_total 4\n").counter("engine", "stores_total") is None
+
+
+def test_histogram_with_its_tail_beyond_the_buckets() -> None:
+    """C4: window deltas; p99 is only known to be beyond the last bound; the mean comes from sum and count."""
+
+    def page(below: int, tail: int, total: float) -> str:
+        return (
+            "# TYPE queue_seconds histogram\n"
+            f'queue_seconds_bucket{{le="1.0"}} {below // 2}\n'
+            f'queue_seconds_bucket{{le="10.0"}} {below}\n'
+            f'queue_seconds_bucket{{le="+Inf"}} {below + tail}\n'
+            f"queue_seconds_sum {total}\nqueue_seconds_count {below + tail}\n"
+        )
+
+    histogram = delta(page(500, 0, 50.0), page(570, 30, 950.0)).histogram("engine", "queue_seconds")
+    assert histogram is not None
+    assert histogram.mean() == 9.0
+    assert str(histogram.quantile(0.99)) == "> 10"
+    median = histogram.quantile(0.5)
+    assert median is not None
+    assert not median.beyond
+    assert 1 < median.value < 10
+
+
+def test_no_quantile_without_buckets() -> None:
+    """C4's second page: sum and count give a mean and nothing else."""
+    page = "queue_seconds_sum {}\nqueue_seconds_count {}\n"
+    histogram = delta(page.format(0, 0), page.format(900, 100)).histogram("engine", "queue_seconds")
+    assert histogram == Histogram((), 100, 900.0)
+    assert histogram.mean() == 9.0
+    assert histogram.quantile(0.99) is None
+    assert delta("up 1\n", "up 1\n").histogram("engine", "queue_seconds") is None
+    empty = delta(page.format(5, 5), page.format(5, 5)).histogram("engine", "queue_seconds")
+    assert empty is not None
+    assert empty.mean() is None
+
+
+def test_version_026_has_no_split_and_the_setup_says_the_tier() -> None:
+    reading = engine_reading(delta(engine_page(0, 0, 0, 0), engine_page(3000, 56, 0, 2944)), "remote")
+    assert reading.by_source == {"gpu": 0, "cpu": 0, "nvme": 0, "remote": 2944, "computed": 56, "unknown": 0}
+    assert reading.problems == []
+
+
+@pytest.mark.parametrize("tier", [None, "gpu", "unknown"])
+def test_external_hits_without_a_tier_are_unknown(tier: str | None) -> None:
+    reading = engine_reading(delta(engine_page(0, 0, 0, 0), engine_page(3000, 56, 0, 2944)), tier)
+    assert reading.by_source["unknown"] == 2944
+    assert reading.by_source["gpu"] == 0
+
+
+def test_version_032_splits_by_tier() -> None:
+    zero = dict.fromkeys(("device", "host", "disk", "p2p", "external_unspecified"), 0.0)
+    start = engine_page(0, 0, 0, 0, **zero)
+    end = engine_page(3000, 56, 0, 2944, **{**zero, "host": 1024.0, "disk": 1792.0, "external_unspecified": 128.0})
+    reading = engine_reading(delta(start, end), "remote")
+    assert reading.by_source == {"gpu": 0, "cpu": 1024, "nvme": 1792, "remote": 128, "computed": 56, "unknown": 0}
+
+
+def test_a_split_that_counts_twice_is_not_used() -> None:
+    """A preempted request is admitted, and counted, twice."""
+    end = engine_page(3000, 56, 0, 2944, host=5888.0)
+    reading = engine_reading(delta(engine_page(0, 0, 0, 0, host=0.0), end), "cpu")
+    assert (reading.by_source["cpu"], reading.by_source["unknown"]) == (0, 2944)
+
+
+@pytest.fixture(params=["after-cold", "after-warm"])
+def moment(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def recorded(moment: str, **servers: str) -> dict[str, Page | None]:
+    return parse_pages(
+        {server: (RECORDED / folder / f"{moment}.prom").read_text() for server, folder in servers.items()}
+    )
+
+
+SERVERS = {
+    "prefix-cache": {"engine": "prefix-cache"},
+    "native-host": {"engine": "native-host"},
+    "native-host-fs": {"engine": "native-host-fs"},
+    "lmcache-mp": {"engine": "lmcache-mp", "lmcache": "lmcache-server"},
+    "mooncake-store": {"engine": "mooncake-store", "mooncake": "mooncake-master"},
+}
+READ = {"lmcache-mp": lmcache.mp_reading, "mooncake-store": mooncake.store_reading}
+TIER = {"prefix-cache": "gpu", "mooncake-store": "remote"}
+
+
+@pytest.mark.parametrize("setup", SERVERS)
+def test_recorded_pages_of_every_setup(setup: str) -> None:
+    """Real pages: cold is all computed, warm hits in the setup's tier, and bytes are tokens times one constant."""
+    pages = [recorded(at, **SERVERS[setup]) for at in ("start", "after-cold", "after-warm")]
+    assert all(page is not None and page.broken == 0 for moment in pages for page in moment.values())
+    tier = TIER.get(setup, "cpu")
+
+    def read(window: Delta) -> Reading:
+        return READ[setup](window) if setup in READ else engine_reading(window, tier)
+
+    cold, warm = read(Delta(pages[0], pages[1])), read(Delta(pages[1], pages[2]))
+    for reading in (cold, warm):
+        assert reading.problems == []
+        assert reading.preemptions == 0
+        assert sum(reading.by_source[name] for name in TIERS) == reading.prompt_tokens
+    assert cold.by_source["computed"] == cold.prompt_tokens > 0
+    hits = warm.by_source[tier]
+    assert hits > 0
+    assert hits + warm.by_source["computed"] == warm.prompt_tokens
+    if setup == "prefix-cache":
+        assert (cold.stored_bytes, warm.loaded_bytes) == (None, None)
+        return
+    per_token = warm.loaded_bytes / hits
+    assert per_token == int(per_token)
+    stored_tokens = cold.stored_bytes / per_token
+    assert 0 < stored_tokens <= cold.prompt_tokens
+    # The recorded LMCache run emptied the pool in between, and stored again what it then computed.
+    assert warm.stored_bytes is not None
+    assert warm.stored_bytes % per_token == 0
+
+
+def test_recorded_store_activity(moment: str) -> None:
+    """After a drain nothing is in flight, and there is something to watch in every family."""
+    families = {
+        "native-host-fs": engine_store_activity,
+        "lmcache-mp": lmcache.mp_store_activity,
+        "mooncake-store": mooncake.store_activity,
+    }
+    for setup, function in families.items():
+        activity = function(recorded(moment, **SERVERS[setup]))
+        assert activity
+        assert all(value == 0 for name, value in activity.items() if name.startswith(ACTIVE))
+        assert any(value > 0 for value in activity.values())
+    assert engine_store_activity(recorded(moment, engine="prefix-cache")) is None
+    assert engine_store_activity({"engine": None}) is None
+
+
+def lmcache_page(l1: int, l2: int, *, written: int = 0, read: int = 0, used: int = 0, evicted: int = 0) -> str:
+    return (
+        f"lmcache_mp_lookup_hit_l1_tokens_total {l1}\nlmcache_mp_lookup_hit_l2_tokens_total {l2}\n"
+        f"lmcache_mp_l1_write_chunks_total {written}\nlmcache_mp_l1_read_chunks_total {read}\n"
+        f"lmcache_mp_l1_evicted_chunks_total {evicted}\nlmcache_mp_l1_memory_usage_bytes {used}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("levels", "shares"),
+    [
+        ((2944, 0), {"cpu": 2944, "nvme": 0, "unknown": 0}),
+        ((0, 3000), {"cpu": 0, "nvme": 2944, "unknown": 0}),
+        ((1024, 1920), {"cpu": 1024, "nvme": 1920, "unknown": 0}),
+        ((1024, 2048), {"cpu": 0, "nvme": 0, "unknown": 2944}),
+    ],
+)
+def test_lmcache_levels(levels: tuple[int, int], shares: dict[str, int]) -> None:
+    start = {"engine": engine_page(0, 0, 0, 0), "lmcache": lmcache_page(0, 0)}
+    end = {"engine": engine_page(3000, 56, 0, 2944), "lmcache": lmcache_page(*levels)}
+    reading = lmcache.mp_reading(Delta(parse_pages(start), parse_pages(end)))
+    assert {tier: reading.by_source[tier] for tier in shares} == shares
+    assert reading.problems == []
+
+
+def test_lmcache_bytes_follow_the_pool() -> None:
+    start = {"engine": engine_page(0, 0, 0, 0), "lmcache": lmcache_page(0, 0)}
+    end = {
+        "engine": engine_page(3000, 56, 0, 2944),
+        "lmcache": lmcache_page(2944, 0, written=12, read=11, used=8000, evicted=4),
+    }
+    reading = lmcache.mp_reading(Delta(parse_pages(start), parse_pages(end)))
+    assert (reading.stored_bytes, reading.loaded_bytes) == (12_000, 11_000)

