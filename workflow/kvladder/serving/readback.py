@@ -1,0 +1,72 @@
+"""What running servers show of themselves through /proc: compiled extensions they loaded, memory they hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvladder.serving import procfs
+
+_KIB = 1024
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of a process tree in bytes; None = not one process could be read.
+
+    ``rss_bytes`` counts a page that processes share once for each of them, ``pss_bytes`` once in all.
+    """
+
+    rss_bytes: int | None
+    pss_bytes: int | None
+
+
+def mapped_modules(pids: Iterable[int], wanted: Sequence[str | re.Pattern[str]]) -> dict[str, bool]:
+    """Say for each wanted file whether one of the processes has it mapped.
+
+    A string is searched as it is in the paths of mapped files (``vllm/_C``), a pattern as a regular expression. The
+    key is the string or the pattern's text. A name is left out (unknown) when it was not found and the maps of a living
+    process could not be read.
+    """
+    paths: set[str] = set()
+    blind = False
+    for pid in pids:
+        mapped = procfs.mapped_files(pid)
+        if mapped is None:
+            blind |= procfs.read_process(pid) is not None
+        else:
+            paths |= mapped
+    found: dict[str, bool] = {}
+    for item in wanted:
+        pattern = re.compile(re.escape(item)) if isinstance(item, str) else item
+        hit = any(pattern.search(path) for path in paths)
+        if hit or not blind:
+            found[item if isinstance(item, str) else item.pattern] = hit
+    return found
+
+
+def memory(pids: Iterable[int]) -> Memory:
+    """Return the memory of the processes; PSS only when it could be read for every one of them."""
+    rss: list[int] = []
+    pss: list[int | None] = []
+    for pid in pids:
+        resident = _field(pid, "status", "VmRSS:")
+        if resident is not None:
+            rss.append(resident)
+            pss.append(_field(pid, "smaps_rollup", "Pss:"))
+    known = [value for value in pss if value is not None]
+    return Memory(
+        rss_bytes=sum(rss) if rss else None,
+        pss_bytes=sum(known) if known and len(known) == len(pss) else None,
+    )
+
+
+def _field(pid: int, file: str, name: str) -> int | None:
+    """Return a ``name: n kB`` line of a file in /proc in bytes."""
+    try:
+        text = (procfs.PROC / str(pid) / file).read_text()
+    except OSError:
+        return None
+    value = next((line.split()[1] for line in text.splitlines() if line.startswith(name)), None)
+    return None if value is None else int(value) * _KIB
