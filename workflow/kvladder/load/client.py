@@ -1,0 +1,483 @@
+"""The clock of a pass: who is sent when, over which connection, until which deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import heapq
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from socket import SOCK_STREAM
+from time import monotonic_ns, thread_time_ns
+from types import FrameType
+from typing import Any
+
+import uvloop
+
+from kvladder.config.traffic import PassPlan, Request
+from kvladder.load.connection import Connection
+from kvladder.load.decode import RawStream, decode_pass
+from kvladder.load.records import RequestTrace
+from kvladder.load.target import Limits, Target
+from kvladder.load.wire import request_bytes
+
+_READ_BUFFER = 1 << 20
+_TICK_S = 0.005
+_PROGRESS_NS = 500_000_000
+# Bytes handed to sockets in one turn of the loop before it looks for answers again; each request counts _SEND_COST
+# beyond its bytes. A wave of long prompts would otherwise hold back the first chunks that arrive meanwhile.
+_TURN_BYTES = 128 << 10
+_SEND_COST = 8 << 10
+# Connections being opened at a time: a listen queue of 128 that overflows costs a second.
+_CONNECTING = 64
+# Opened beyond the concurrency, for a stream that breaks its connection, and for servers that close after each answer.
+_SPARE = 1
+_SPARE_CLOSING = 64
+# Servers close idle connections after a few seconds (uvicorn: 5 s): none is used again after this long.
+_REUSE_NS = 1_000_000_000
+# After [DONE] the end of the HTTP message is due at once; a server that keeps it back doesn't keep the slot.
+_DONE_GRACE_NS = 100_000_000
+_ATTEMPTS = 3
+# Turns of the loop in which cancelled tasks end and aborted connections report their loss.
+_CLOSING_TURNS = 5
+# What a stream may send: room for the echoed prompt (up to 8 bytes an id) and for chatty chunks.
+_BYTES = 1 << 20
+_BYTES_PER_PROMPT_TOKEN = 16
+_BYTES_PER_OUTPUT_TOKEN = 4 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a pass is. ``failed`` counts what fails on the clock; streams too short show only in the records."""
+
+    total: int
+    done: int
+    failed: int
+    in_flight: int
+
+
+@dataclass
+class PassResult:
+    """What one pass gave. Times are nanoseconds of CLOCK_MONOTONIC.
+
+    ``in_flight`` holds (t_ns, requests in flight, eligible requests incl. those in flight), on change.
+    ``loop_lag_max_ns`` is the longest delay of a 5 ms timer beyond its period (the timer itself is good to 1 ms),
+    ``client_cpu_ns`` the CPU time of the client's thread between ``start_ns`` and ``end_ns``.
+    """
+
+    plan: PassPlan
+    start_ns: int
+    end_ns: int
+    in_flight: list[tuple[int, int, int]]
+    loop_lag_max_ns: int
+    client_cpu_ns: int
+    streams: list[RawStream]
+
+    @cached_property
+    def records(self) -> list[RequestTrace]:
+        """One record a request, in plan order; decoded at the first use, so that a caller can act on the end first."""
+        return decode_pass(self.plan, self.streams)
+
+    @property
+    def failed(self) -> int:
+        """Number of failed requests."""
+        return sum(record.status == "failed" for record in self.records)
+
+
+def run_pass(
+    target: Target,
+    plan: PassPlan,
+    limits: Limits,
+    progress: Callable[[Progress], None] | None = None,
+    top_logprobs: int | None = None,
+) -> PassResult:
+    """Send a pass and return when every request has ended.
+
+    Blocks, with an event loop of its own (no other may run in this thread). ``progress`` is called on the loop about
+    twice a second and once at the end: it must be quick, and what it raises ends the pass. ``top_logprobs`` asks for
+    that many log probabilities a position.
+
+    Whatever the server does is a record, never an exception; KeyboardInterrupt, SystemExit and other exceptions of
+    signal handlers pass through, with every connection closed. Raises ValueError for a plan that can't be carried out.
+    """
+    _check_plan(plan)
+    run = PassRun(target, plan, limits, request_bytes(target, plan.requests, top_logprobs), progress)
+    return run.run()
+
+
+def _check_plan(plan: PassPlan) -> None:
+    if plan.concurrency < 1:
+        raise ValueError(f"{plan.label}: concurrency must be at least 1, not {plan.concurrency}")
+    after = {request.index: request.after for request in plan.requests}
+    if len(after) < len(plan.requests):
+        raise ValueError(f"{plan.label}: two requests have the same index")
+    settled: set[int] = set()
+    for index in after:
+        chain: list[int] = []
+        step: int | None = index
+        while step is not None and step not in settled:
+            if step not in after:
+                raise ValueError(
+                    f"{plan.label}: request {chain[-1]} waits for request {step}, which is not in the pass"
+                )
+            if len(chain) > len(after):
+                raise ValueError(f"{plan.label}: requests wait for each other in a circle, request {step} among them")
+            chain.append(step)
+            step = after[step]
+        settled.update(chain)
+
+
+def _byte_limit(request: Request) -> int:
+    """Bytes that an answer may have; whatever sends more doesn't stop by itself."""
+    return _BYTES + _BYTES_PER_PROMPT_TOKEN * len(request.prompt) + _BYTES_PER_OUTPUT_TOKEN * request.output_tokens
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No garbage collection, and other threads (probes) give the interpreter back within 0.5 ms."""
+    collecting = gc.isenabled()
+    interval = sys.getswitchinterval()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    sys.setswitchinterval(0.0005)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+        gc.unfreeze()
+        if collecting:
+            gc.enable()
+
+
+class PassRun:
+    """State of a running pass. A request is eligible (heap), then has a slot (waiting), then a connection (busy)."""
+
+    def __init__(
+        self,
+        target: Target,
+        plan: PassPlan,
+        limits: Limits,
+        wires: list[bytes],
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.target = target
+        self.plan = plan
+        self.limits = limits
+        self.wires = wires
+        self.progress = progress
+        self.streams = [RawStream(request, byte_limit=_byte_limit(request)) for request in plan.requests]
+        self.buffer = memoryview(bytearray(_READ_BUFFER))
+        self.loop = uvloop.new_event_loop()
+        self.error: BaseException | None = None
+
+        self.eligible = [position for position, request in enumerate(plan.requests) if request.after is None]
+        self.followers: dict[int, list[int]] = {}
+        for position, request in enumerate(plan.requests):
+            if request.after is not None:
+                self.followers.setdefault(request.after, []).append(position)
+        self.waiting: deque[int] = deque()
+        self.busy: dict[int, Connection] = {}
+        self.ready: list[Connection] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.addresses: list[str] = []
+        self.spare = _SPARE
+        # A server that refuses connections or closes unused ones is asked for them at need only, until it answers.
+        self.open_ahead = True
+        self.unsent = len(self.streams)
+        self.done = self.failed = 0
+        self.turn_bytes = 0
+        self.dispatching = False
+        self.series: list[tuple[int, int, int]] = []
+        self.start_ns = self.end_ns = self.start_cpu_ns = self.end_cpu_ns = 0
+        self.lag_ns = self.tick_ns = self.progress_ns = self.sweep_ns = 0
+        shortest = min(limits.request_s, limits.stall_s)
+        self.sweep_every_ns = int(min(0.1, max(_TICK_S, shortest / 20)) * 1e9)
+
+    def run(self) -> PassResult:
+        """Run the loop until every request has ended; raises only what `abort` was given."""
+        self.loop.set_exception_handler(self._loop_exception)
+        with self._signals_deferred():
+            try:
+                with _undisturbed():
+                    self.loop.run_until_complete(self._open_first())
+                    self._start()
+                    if self.error is None and self.done < len(self.streams):
+                        self.loop.run_forever()
+            except RuntimeError:
+                if self.error is None:  # else a signal stopped the loop before the first connections stood
+                    raise
+            finally:
+                self._close()
+        if self.error is not None:
+            raise self.error
+        if self.progress is not None:
+            self.progress(self._progress())
+        return PassResult(
+            plan=self.plan,
+            start_ns=self.start_ns,
+            end_ns=self.end_ns,
+            in_flight=self.series,
+            loop_lag_max_ns=self.lag_ns,
+            client_cpu_ns=self.end_cpu_ns - self.start_cpu_ns,
+            streams=self.streams,
+        )
+
+    def abort(self, error: BaseException) -> None:
+        """End the pass with an exception that is no request's (a signal, the progress callback, a fault of ours)."""
+        self.error = self.error or error
+        self.loop.stop()
+
+    @contextmanager
+    def _signals_deferred(self) -> Iterator[None]:
+        """Let a signal handler's exception end the pass from the loop, not from inside whatever callback runs.
+
+        In a callback of the parser or the loop it could be taken for a fault of the stream, or get lost.
+        """
+        handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+
+        def defer(number: int, frame: FrameType | None) -> None:
+            try:
+                handlers[number](number, frame)
+            except BaseException as error:
+                self.error = self.error or error
+                if not self.loop.is_closed():
+                    self.loop.call_soon_threadsafe(self.loop.stop)
+
+        if threading.current_thread() is threading.main_thread():
+            for number in signal.valid_signals():
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    handlers[int(number)] = handler
+                    signal.signal(number, defer)
+        try:
+            yield
+        finally:
+            for caught, handler in handlers.items():
+                signal.signal(caught, handler)
+
+    def _loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.abort(context.get("exception") or RuntimeError(str(context.get("message"))))
+
+    def _close(self) -> None:
+        """Close every connection; also after a signal that broke into the loop, which may have left a stop behind."""
+        for task in self.tasks:
+            task.cancel()
+        for connection in [*self.busy.values(), *self.ready]:
+            connection.stream = None
+            connection.transport.abort()
+        self.ready.clear()
+        self.waiting.clear()
+        for _ in range(_CLOSING_TURNS):
+            self.loop.call_soon(self.loop.stop)
+            self.loop.run_forever()
+        self.loop.close()
+
+    # --- before the clock ---
+
+    async def _open_first(self) -> None:
+        """Resolve the host and open the first wave's connections; what fails here is tried again when it is needed."""
+        try:
+            async with asyncio.timeout(self.limits.connect_s):
+                found = await self.loop.getaddrinfo(self.target.host, self.target.port, type=SOCK_STREAM)
+                self.addresses = list(dict.fromkeys(str(address[4][0]) for address in found))
+        except (OSError, TimeoutError):
+            return
+        deadline = self.loop.time() + self.limits.connect_s
+        self._open_more()
+        while self.tasks and (left := deadline - self.loop.time()) > 0:
+            await asyncio.wait(self.tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+
+    def _start(self) -> None:
+        self.start_cpu_ns = self.end_cpu_ns = thread_time_ns()
+        self.start_ns = self.end_ns = self.tick_ns = self.progress_ns = self.sweep_ns = monotonic_ns()
+        if self.streams:
+            self.series.append((self.start_ns, 0, len(self.eligible)))
+            self.loop.call_soon(self._guarded, self._admit)
+            self.loop.call_later(_TICK_S, self._guarded, self._tick)
+
+    def _guarded(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except BaseException as error:
+            self.abort(error)
+
+    # --- connections ---
+
+    def _open_more(self) -> None:
+        """Keep connections for what is in flight and comes next, with the spare ones opened ahead of their need."""
+        missing = len(self.waiting) - len(self.ready) - len(self.tasks)
+        if self.open_ahead:
+            wanted = min(self.plan.concurrency + self.spare, len(self.busy) + self.unsent)
+            missing = wanted - len(self.busy) - len(self.ready) - len(self.tasks)
+        for _ in range(min(missing, _CONNECTING - len(self.tasks))):
+            task = self.loop.create_task(self._connect())
+            self.tasks.add(task)
+            task.add_done_callback(self._connected)
+
+    async def _connect(self) -> None:
+        """Open one connection; when none is left in the making for a waiting request, that request fails."""
+        failure = f"cannot resolve host {self.target.host}"
+        try:
+            async with asyncio.timeout(self.limits.connect_s):
+                for address in self.addresses:
+                    try:
+                        _, connection = await self.loop.create_connection(
+                            lambda: Connection(self), address, self.target.port
+                        )
+                    except OSError as error:
+                        failure = f"cannot connect: {error}"
+                        continue
+                    self.ready.append(connection)
+                    return
+        except TimeoutError:
+            failure = f"cannot connect: no connection within {self.limits.connect_s:g} s"
+        self.open_ahead = False
+        if self.waiting and len(self.tasks) <= len(self.waiting):
+            self._end(self.waiting.popleft(), failure)
+
+    def _connected(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self.abort(error)
+            return
+        self._guarded(self._dispatch)
+
+    def lost(self, connection: Connection) -> None:
+        """A connection without a stream was closed, or said something that nobody asked for."""
+        if connection in self.ready:
+            self.ready.remove(connection)
+            self.open_ahead = self.open_ahead and connection.used
+        connection.drop()
+
+    # --- on the clock ---
+
+    def _admit(self) -> None:
+        """Give free slots to eligible requests, in plan order; from here on a request's waiting is the client's."""
+        free = self.plan.concurrency - len(self.busy) - len(self.waiting)
+        if free > 0 and self.eligible:
+            now = monotonic_ns()
+            for _ in range(min(free, len(self.eligible))):
+                position = heapq.heappop(self.eligible)
+                self.streams[position].eligible_ns = now
+                self.waiting.append(position)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Send waiting requests while there are connections and the loop's turn isn't used up."""
+        if self.dispatching:
+            return
+        self.dispatching = True
+        while self.waiting and self.ready and self.turn_bytes < _TURN_BYTES:
+            connection = self.ready.pop()
+            if connection.usable(monotonic_ns(), _REUSE_NS):
+                self._send(connection, self.waiting.popleft())
+            else:
+                connection.drop()
+        self.dispatching = False
+        self._open_more()
+
+    def _send(self, connection: Connection, position: int) -> None:
+        stream = self.streams[position]
+        try:
+            connection.send(stream, position, self.wires[position])
+        except OSError as error:
+            # The server closed the connection before it got a byte: another one does, unless that goes on.
+            connection.drop()
+            stream.send_ns = None
+            stream.attempts += 1
+            if stream.attempts < _ATTEMPTS:
+                self.waiting.appendleft(position)
+            else:
+                self._end(position, f"connection lost: {error}")
+            return
+        self.busy[position] = connection
+        self.unsent -= 1
+        if not self.turn_bytes:
+            self.loop.call_soon(self._guarded, self._next_turn)
+        self.turn_bytes += _SEND_COST + len(self.wires[position])
+        self._note(stream.last_ns)
+
+    def _next_turn(self) -> None:
+        self.turn_bytes = 0
+        self._dispatch()
+
+    def finish(self, connection: Connection, reason: str | None) -> None:
+        """A stream is over: complete, or for a reason why it isn't. Its slot goes to the next request at once."""
+        position = connection.position
+        stream = self.streams[position]
+        if stream.end_ns is None or reason is not None:
+            stream.end_ns = connection.now
+        del self.busy[position]
+        if connection.release():
+            self.ready.append(connection)
+        else:
+            connection.drop()
+            if reason is None:
+                self.spare = min(self.plan.concurrency, _SPARE_CLOSING)
+        self.open_ahead = self.open_ahead or reason is None
+        self._end(position, reason)
+
+    def _end(self, position: int, reason: str | None) -> None:
+        stream = self.streams[position]
+        stream.reason = reason
+        if stream.send_ns is None:
+            self.unsent -= 1
+        self.failed += reason is not None or stream.http_status != 200
+        self.done += 1
+        for follower in self.followers.get(stream.request.index, ()):
+            heapq.heappush(self.eligible, follower)
+        now = monotonic_ns()
+        self._note(now)
+        if self.done == len(self.streams):
+            self.end_ns = now
+            self.end_cpu_ns = thread_time_ns()
+            self.loop.stop()
+        else:
+            self._admit()
+
+    def _note(self, now: int) -> None:
+        flying = len(self.busy)
+        self.series.append((now, flying, flying + len(self.waiting) + len(self.eligible)))
+
+    # --- timers ---
+
+    def _tick(self) -> None:
+        now = monotonic_ns()
+        self.lag_ns = max(self.lag_ns, now - self.tick_ns - int(_TICK_S * 1e9))
+        if now - self.sweep_ns >= self.sweep_every_ns:
+            self.sweep_ns = now
+            self._sweep(now)
+        if self.progress is not None and now - self.progress_ns >= _PROGRESS_NS:
+            self.progress_ns = now
+            self.progress(self._progress())
+        self.tick_ns = monotonic_ns()
+        self.loop.call_later(_TICK_S, self._guarded, self._tick)
+
+    def _sweep(self, now: int) -> None:
+        """End the streams that are past a deadline."""
+        for connection in list(self.busy.values()):
+            stream = connection.stream
+            if stream is None or stream.send_ns is None:
+                continue
+            connection.now = now
+            if connection.done_ns:
+                if now - connection.done_ns > _DONE_GRACE_NS:
+                    stream.anomalies.append("response left open after [DONE]")
+                    self.finish(connection, None)
+            elif now - stream.send_ns > self.limits.request_s * 1e9:
+                self.finish(connection, f"not finished within {self.limits.request_s:g} s")
+            elif now - stream.last_ns > self.limits.stall_s * 1e9:
+                self.finish(connection, f"no byte for {self.limits.stall_s:g} s")
+
+    def _progress(self) -> Progress:
+        return Progress(total=len(self.streams), done=self.done, failed=self.failed, in_flight=len(self.busy))
