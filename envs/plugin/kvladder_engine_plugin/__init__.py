@@ -16,6 +16,6 @@ def register() -> None:
     The import is inside because merely importing this package (for example to read its version) must not
     pull in vLLM and torch.
     """
-    from kvladder_engine_plugin.seeded_loader import register_seeded_loader
+    from kvladder_engine_plugin.seeded_loader import register_seeded_loader  # noqa: PLC0415
 
     register_seeded_loader()

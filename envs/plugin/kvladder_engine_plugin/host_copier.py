@@ -14,7 +14,8 @@ names it:
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from ctypes import memmove
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, cast
 
 import torch
 from vllm.v1.kv_offload.base import (
@@ -22,6 +23,7 @@ from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     GPULoadStoreSpec,
     LoadStoreSpec,
+    OffloadingManager,
     OffloadingWorker,
     TransferResult,
 )
@@ -31,6 +33,18 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 class HostTieringOffloadingSpec(TieringOffloadingSpec):
     """``TieringOffloadingSpec`` whose worker copies between two host buffers."""
+
+    def get_manager(self) -> OffloadingManager:
+        """Return the stock manager, and take the region's name out of /dev/shm.
+
+        vLLM builds its scheduler after all workers have registered their KV caches, so at this point every
+        process has the region mapped. Without its name the kernel frees the memory however the server
+        ends; by default vLLM kills its engine process at shutdown before it gets to remove the file.
+        """
+        manager = super().get_manager()
+        if self._scheduler_mmap is not None:
+            Path(self._scheduler_mmap.mmap_path).unlink(missing_ok=True)
+        return manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """Return this rank's copier.
@@ -47,6 +61,7 @@ class HostTieringOffloadingSpec(TieringOffloadingSpec):
             kv_bytes_per_chunk=self.kv_bytes_per_chunk,
             cpu_page_size=self.cpu_page_size_per_worker,
         )
+        region._creator = False  # the scheduler side removes the file, see get_manager
         return HostCopyWorker(kv_caches, self.blocks_per_chunk, region)
 
 
@@ -67,15 +82,12 @@ class HostCopyWorker(OffloadingWorker):
     neither side before the job is reported as finished or waited for.
     """
 
-    def __init__(
-        self, kv_caches: CanonicalKVCaches, blocks_per_chunk: int, region: SharedOffloadRegion
-    ) -> None:
+    def __init__(self, kv_caches: CanonicalKVCaches, blocks_per_chunk: int, region: SharedOffloadRegion) -> None:
         self._region = region
         self._blocks_per_chunk = blocks_per_chunk
         caches = [cache.tensor.view(torch.int8) for cache in kv_caches.tensors]
         views = [
-            region.create_next_worker_view(cache.page_size_bytes * blocks_per_chunk)
-            for cache in kv_caches.tensors
+            region.create_next_worker_view(cache.page_size_bytes * blocks_per_chunk) for cache in kv_caches.tensors
         ]
         self._groups = [
             [_Layer(caches[r.tensor_idx], views[r.tensor_idx], r.page_size_bytes) for r in refs]
@@ -85,9 +97,7 @@ class HostCopyWorker(OffloadingWorker):
         self._loading = ThreadPoolExecutor(1, thread_name_prefix="kv-load")
         self._jobs: dict[int, Future[TransferResult]] = {}
 
-    def submit_store(
-        self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
-    ) -> bool:
+    def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         """Queue a copy from the KV cache to the offload region."""
         self._jobs[job_id] = self._storing.submit(self._copy, job_id, src_spec, dst_spec, True)
         return True
@@ -107,29 +117,24 @@ class HostCopyWorker(OffloadingWorker):
         wait([self._jobs[job_id] for job_id in job_ids if job_id in self._jobs])
 
     def shutdown(self) -> None:
-        """Finish queued copies, then release the region, which removes its file in /dev/shm."""
+        """Finish queued copies, then release the region."""
         self._storing.shutdown()
         self._loading.shutdown()
         self._groups.clear()  # views of the region must go before its mapping can be closed
         self._region.cleanup()
 
-    def _copy(
-        self, job_id: int, blocks: GPULoadStoreSpec, chunks: LoadStoreSpec, store: bool
-    ) -> TransferResult:
+    def _copy(self, job_id: int, blocks: GPULoadStoreSpec, chunks: LoadStoreSpec, store: bool) -> TransferResult:
         """Copy page by page: a region row holds all layers of a chunk, the KV cache all blocks of a layer.
 
         The first chunk of a group may be entered in its middle: ``block_indices`` gives the position of the
         group's first block within the request, counted in blocks. Time is that of the copy alone, without
         queueing, as the stock worker measures it.
         """
-        assert isinstance(chunks, BlockIDsLoadStoreSpec)
         block_ids = iter(blocks.block_ids.tolist())
-        chunk_ids = iter(chunks.block_ids.tolist())
+        chunk_ids = iter(cast(BlockIDsLoadStoreSpec, chunks).block_ids.tolist())
         copied = 0
         start = time.perf_counter()
-        for layers, size, first in zip(
-            self._groups, blocks.group_sizes, blocks.block_indices, strict=True
-        ):
+        for layers, size, first in zip(self._groups, blocks.group_sizes, blocks.block_indices, strict=True):
             chunk = -1
             for position in range(first, first + size):
                 slot = position % self._blocks_per_chunk

@@ -9,6 +9,7 @@ only ``config.json`` (and ``--skip-tokenizer-init``). Floating-point, unquantize
 """
 
 import hashlib
+import math
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
 )
-from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 LOAD_FORMAT = "seeded"
@@ -70,8 +71,8 @@ def standard_deviation(module: nn.Module, name: str, parameter: torch.Tensor) ->
         return None
     if isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead):
         return 1.0
-    fan_in = getattr(module, "input_size", parameter.shape[-1])
-    return float(fan_in) ** -0.5
+    fan_in: int = getattr(module, "input_size", parameter.shape[-1])
+    return 1.0 / math.sqrt(fan_in)
 
 
 def fill_parameter(tensor: torch.Tensor, std: float | None, key: str) -> None:
@@ -87,14 +88,12 @@ def fill_parameter(tensor: torch.Tensor, std: float | None, key: str) -> None:
     generator = torch.Generator(device=tensor.device)
     generator.manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1)
     flat = tensor.view(-1)
-    for piece in flat.split(_SLICE_ELEMENTS):
+    for piece in torch.split(flat, _SLICE_ELEMENTS):
         numbers = torch.empty(piece.shape, dtype=torch.float32, device=tensor.device)
         piece.copy_(numbers.normal_(0.0, std, generator=generator))
 
 
 def register_seeded_loader() -> None:
     """Make ``--load-format seeded`` known; calling it again changes nothing."""
-    from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER
-
     if _LOAD_FORMAT_TO_MODEL_LOADER.get(LOAD_FORMAT) is not SeededModelLoader:
         register_model_loader(LOAD_FORMAT)(SeededModelLoader)
