@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -488,3 +489,18 @@ def test_raw_files(tmp_path: Path) -> None:
     assert result.decision == "fail"
     assert "logs/engine.log can't be read" in result.seen
     assert "counters.jsonl has 2 bytes, was written with" in result.seen
+
+
+def test_a_first_hit_that_should_come_from_disk_and_does_not(tmp_path: Path) -> None:
+    def from_disk(rows: Rows) -> None:
+        shift(rows, CACHED, -2944, since="repeat/first-hit/1:end", source="host")
+        shift(rows, CACHED, 2944, since="repeat/first-hit/1:end", source="disk")
+
+    settings = {"kind": "native", "cpu_bytes": 2**30, "copier": "host", "files": {"first_hit": "files"}}
+    for edit, decision in ((from_disk, "pass"), (None, "fail")):
+        folder = write_trial(tmp_path / decision, setup="native-host-fs", edit_counters=edit)
+        path = folder / "trial.json"
+        data = json.loads(path.read_text(encoding="utf-8"))
+        data["config"]["setup"] |= settings
+        path.write_text(json.dumps(data), encoding="utf-8")
+        assert run("tier-was-used", folder)[0].decision == decision

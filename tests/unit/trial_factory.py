@@ -87,7 +87,7 @@ FAMILIES: dict[str, Family] = {
         0.1,
         1.03,
         "OffloadingConnector",
-        config={"kind": "native", "cpu_bytes": GIB, "copier": "host", "files": {}},
+        config={"kind": "native", "cpu_bytes": GIB, "copier": "host", "files": {"first_hit": "host"}},
     ),
     "lmcache-mp": Family(
         "cpu", 256, 0.09, 0.11, 1.05, "LMCacheMPConnector", ("lmcache",), {"kind": "lmcache-mp", "cpu_bytes": GIB}

@@ -12,6 +12,7 @@ READ = "lmcache_mp_l1_read_chunks_total"
 EVICTED = "lmcache_mp_l1_evicted_chunks_total"
 USED = "lmcache_mp_l1_memory_usage_bytes"
 L2_STORES = "lmcache_mp_l2_store_completed_requests_total"
+L2_LOADS = "lmcache_mp_l2_prefetch_load_completed_chunks_total"
 
 WRITES = (
     WRITTEN,
@@ -51,6 +52,9 @@ def mp_store_activity(pages: Pages) -> dict[str, float] | None:
 def _split(delta: Delta, reading: Reading) -> None:
     external = reading.by_source["cpu"]
     second = delta.counter(SERVER, "lmcache_mp_lookup_hit_l2_tokens_total")
+    if external and second is None and delta.counter(SERVER, L2_LOADS):
+        # LMCache 0.5.3 doesn't count hit tokens by level, only the chunks that it loaded from L2.
+        reading.by_source.update(cpu=0, unknown=external)
     if not external or not second:
         return
     first = delta.counter(SERVER, "lmcache_mp_lookup_hit_l1_tokens_total") or 0

@@ -50,16 +50,17 @@ def _tokens(
         found.unreadable(f"hits in {tier}", "the engine did not report its block size", workload)
         return False
     expected = [sum(_hits(evidence, item, block)) for item, _ in pairs]
-    seen = [window.by_source.get(tier) for _, window in pairs]
+    tiers = [evidence.setup.hit_tier(item.name) or tier for item, _ in pairs]
+    seen = [window.by_source.get(source) for source, (_, window) in zip(tiers, pairs, strict=True)]
     if not any(expected) and not any(seen):
         unit = evidence.setup.granularity(block)
         found.skip(f"hits in {tier}", f"not measurable: prompt shorter than one block ({unit} tokens)", workload)
         return False
-    total = f"{sum(expected)} tokens from {tier} in {len(pairs)} passes"
-    for (item, window), wanted, got in zip(pairs, expected, seen, strict=True):
+    total = f"{sum(expected)} tokens from {' and '.join(dict.fromkeys(tiers))} in {len(pairs)} passes"
+    for (item, window), source, wanted, got in zip(pairs, tiers, expected, seen, strict=True):
         if got is not None and got != wanted:
             where = f"{short_label(item)}: {tokens(window.by_source, window.by_source)}"
-            found.decide(False, f"{wanted} tokens from {tier}", where, workload)
+            found.decide(False, f"{wanted} tokens from {source}", where, workload)
             return True
     if None in seen:
         missing = short_label(pairs[seen.index(None)][0])

@@ -10,19 +10,23 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from kvladder.config.base import Strict
 from kvladder.config.experiment import EngineConfig, ModelConfig, Scalar
 from kvladder.config.stack import StackConfig
+from kvladder.config.traffic import PassName
 from kvladder.counters.reading import Delta, Pages, Reading, engine_reading, engine_store_activity
 from kvladder.serving.process import ProcessSpec
 
 HASH_SEED = {"PYTHONHASHSEED": "0"}
 """Several connectors key block hashes by Python's hash seed: equal in every process, or nothing is ever hit."""
 
+
+Reset = Literal["device", "host"]
+"""``device``: the device prefix cache; ``host``: that and the connector's tier in host memory."""
 
 TIER_FOLDER = "tier"
 """Folder below a trial's own for tiers on disk, unless the setup names another disk."""
@@ -67,8 +71,6 @@ class SetupConfig(Strict):
 
     prefix_caching: ClassVar[bool] = False
     """Whether the device prefix cache is on; off, so that a hit can only come from the tier under test."""
-    reset_device_cache: ClassVar[bool] = False
-    """Whether the device prefix cache is emptied (and that verified) before each warm pass, because it must be on."""
     tier: ClassVar[str | None] = None
     """Where a hit of the warm pass must come from; None: there is no tier, every prompt is computed."""
 
@@ -92,6 +94,14 @@ class SetupConfig(Strict):
     def granularity(self, block_size: int) -> int:
         """Tokens that hits come in: a repeated prompt's hit is a multiple of it."""
         return block_size
+
+    def reset_before(self, name: PassName) -> Reset | None:
+        """What is emptied before a pass of that name, so that its hits come from `hit_tier`; None: nothing."""
+        return None
+
+    def hit_tier(self, name: PassName) -> str | None:
+        """The tier that a pass of that name must be served from."""
+        return self.tier
 
     def expected_hit(self, prompt_tokens: int, block_size: int) -> int:
         """Tokens of a fully repeated prompt that must come from the tier; 0 without one.

@@ -25,11 +25,11 @@ class MooncakeStore(SetupConfig):
     tier: ClassVar[str | None] = "remote"
 
     def connector(self, context: SetupContext) -> dict[str, Any]:
-        """Connector with its namespace, so that nothing of another trial is ever hit."""
+        """The connector alone: the pool lives and dies with the trial's own master, without other trials' keys."""
         return {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
 
     def engine_env(self, context: SetupContext) -> dict[str, str]:
-        """Writes the connector's own config file and points at it."""
+        """Writes the connector's own config file and points at it; and has the engine announce itself on loopback."""
         config = {
             "metadata_server": "P2PHANDSHAKE",
             "master_server_address": f"127.0.0.1:{context.port('mooncake')}",
@@ -41,7 +41,11 @@ class MooncakeStore(SetupConfig):
         }
         path = context.folder / "mooncake.json"
         path.write_text(json.dumps(config, indent=1), encoding="utf-8")
-        return {"MOONCAKE_CONFIG_PATH": str(path)}
+        env = {"MOONCAKE_CONFIG_PATH": str(path)}
+        if self.protocol == "tcp":
+            # Otherwise the transfer engine listens on the address of a network card, and its copies go there.
+            env["VLLM_HOST_IP"] = "127.0.0.1"
+        return env
 
     def side_processes(self, context: SetupContext) -> list[ProcessSpec]:
         """The master, which keeps the directory of the pool."""

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from kvladder.config.base import Bytes, Strict
-from kvladder.setups.base import TIER_FOLDER, SetupConfig, SetupContext
+from kvladder.config.traffic import PassName
+from kvladder.setups.base import TIER_FOLDER, Reset, SetupConfig, SetupContext
 
 HOST_COPIER_MODULE = "kvladder_engine_plugin.host_copier"
 
@@ -22,6 +23,11 @@ class FileTier(Strict):
     )
     read_threads: int = Field(default=16, ge=1, description="Threads that read files.")
     write_threads: int = Field(default=16, ge=1, description="Threads that write files.")
+    first_hit: Literal["files", "host"] = Field(
+        default="files",
+        description="files: host memory is emptied before the first hit, which so comes from disk, the later ones from "
+        "host memory. host: nothing is emptied.",
+    )
 
 
 class Native(SetupConfig):
@@ -72,6 +78,15 @@ class Native(SetupConfig):
         if self.files is None:
             return None
         return Path(self.files.path) / context.namespace if self.files.path else context.folder / TIER_FOLDER
+
+    def reset_before(self, name: PassName) -> Reset | None:
+        """Host memory, where the first hit is to come from disk."""
+        return "host" if self.hit_tier(name) == "nvme" else None
+
+    def hit_tier(self, name: PassName) -> str | None:
+        """Disk for the first hit where asked for, host memory otherwise."""
+        from_disk = self.files is not None and self.files.first_hit == "files" and name == "first-hit"
+        return "nvme" if from_disk else self.tier
 
     def granularity(self, block_size: int) -> int:
         """Chunks are what is looked up: a hit is a whole number of them."""

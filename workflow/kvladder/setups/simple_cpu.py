@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from kvladder.config.base import Bytes
-from kvladder.setups.base import SetupConfig, SetupContext
+from kvladder.config.traffic import PassName
+from kvladder.setups.base import Reset, SetupConfig, SetupContext
 
 
 class SimpleCpu(SetupConfig):
@@ -20,8 +21,11 @@ class SimpleCpu(SetupConfig):
     kind: Literal["simple-cpu"]
     cpu_bytes: Bytes = Field(description="Host memory for KV, over all ranks.")
     prefix_caching: ClassVar[bool] = True
-    reset_device_cache: ClassVar[bool] = True
     tier: ClassVar[str | None] = "cpu"
+
+    def reset_before(self, name: PassName) -> Reset | None:
+        """The device cache has to be on, so it's emptied before whatever should hit in the tier."""
+        return None if name == "cold" else "device"
 
     def connector(self, context: SetupContext) -> dict[str, Any]:
         """Connector with its capacity."""

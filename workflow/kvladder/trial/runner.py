@@ -115,8 +115,7 @@ class _Run:
         records: list[RequestTrace] = []
         try:
             for plan in plans:
-                if session.setup.reset_device_cache and plan.name != "cold":
-                    session.reset_device_cache()
+                session.reset_before(plan.name)
                 result = self._pass(session, plan)
                 records += result.records
                 self._check_served(session, plan, result)

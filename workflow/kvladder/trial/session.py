@@ -18,7 +18,7 @@ from kvladder.config import stack as stacks
 from kvladder.config.experiment import ExperimentConfig
 from kvladder.config.records import CounterSnapshot, EffectiveConfig, ServerRecord
 from kvladder.config.stack import StackConfig, StackStamp
-from kvladder.config.traffic import PassPlan, TrafficContext
+from kvladder.config.traffic import PassName, PassPlan, TrafficContext
 from kvladder.counters.drain import Drain, wait_until_flat
 from kvladder.counters.reading import parse_pages
 from kvladder.counters.scrape import scrape
@@ -155,7 +155,9 @@ class Session:
         requests = Prompts(WARM_UP, self.traffic(suite)).requests(1, tokens, output)
         plan = PassPlan(WARM_UP, "cold", 0, 1, requests)
         times: list[int] = []
-        for _ in range(2):
+        names: tuple[PassName, ...] = ("cold", "first-hit")
+        for name in names:
+            self.reset_before(name)
             record = run_pass(self.target, plan, self.job.limits).records[0]
             if record.status != "ok" or record.first_token_ns is None or record.send_ns is None:
                 self.group.check_alive()
@@ -164,25 +166,51 @@ class Session:
             self.drain()
         return times[0]
 
-    def reset_device_cache(self) -> None:
-        """Empty the device prefix cache alone; the tiers below keep what they have.
+    def reset_before(self, name: PassName) -> None:
+        """Empty what the setup wants emptied before a pass of that name; the tiers below keep what they have.
 
-        Raises ServerFailed unless the engine says that it did: it may answer 200 with ``success: false``.
+        Engines note finished copies only while they step, and an idle one may not: copied blocks stay in use, which
+        makes a reset fail, and what was copied last can't be hit. So a prompt of one token makes it step first; it
+        fills no block, so nothing of it is kept. Raises ServerFailed unless the engine says in the end that it did
+        reset: it may answer 200 with ``success: false``.
         """
+        what = self.setup.reset_before(name)
+        if what is None:
+            return
+        path = "/reset_prefix_cache" + ("?reset_external=true" if what == "host" else "")
+        deadline = time.monotonic() + self.job.config.load.drain_s
+        while True:
+            self._nudge()
+            status, body = self._post(path)
+            try:
+                done = status == http.client.OK and (not body.strip() or json.loads(body).get("success", True))
+            except (ValueError, AttributeError) as error:
+                raise self.failed(f"reset before {name}: unreadable answer {body[:200]!r}") from error
+            if done:
+                return
+            if time.monotonic() >= deadline:
+                raise self.failed(f"reset before {name} refused: {status} {body[:200]!r}")
+            time.sleep(0.2)
+
+    def _nudge(self) -> None:
+        """One request of one token, unmeasured."""
+        prompt = Prompts(f"{WARM_UP}-nudge", self.traffic("nudge")).requests(1, 1, 1)
+        record = run_pass(self.target, PassPlan(WARM_UP, "cold", 0, 1, prompt), self.job.limits).records[0]
+        if record.status != "ok":
+            self.group.check_alive()
+            raise self.failed(f"request before a reset failed: {record.error}")
+
+    def _post(self, path: str) -> tuple[int, bytes]:
+        """Status and body of a POST without content. Raises ServerFailed where none comes."""
         connection = http.client.HTTPConnection(self.target.host, self.target.port, timeout=60)
         try:
-            connection.request(
-                "POST", "/reset_prefix_cache", headers={"Authorization": f"Bearer {self.target.api_key}"}
-            )
+            connection.request("POST", path, headers={"Authorization": f"Bearer {self.target.api_key}"})
             response = connection.getresponse()
-            body = response.read()
-            done = response.status == http.client.OK and (not body.strip() or json.loads(body).get("success", True))
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise self.failed(f"reset of the device prefix cache failed: {error}") from error
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self.failed(f"POST {path} failed: {error}") from error
         finally:
             connection.close()
-        if not done:
-            raise self.failed(f"reset of the device prefix cache refused: {response.status} {body[:200]!r}")
 
     def failed(self, reason: str) -> ServerFailed:
         """The engine's failure with this reason, to be raised."""
