@@ -1,0 +1,242 @@
+"""The report: what it says of known data, that nothing in it is markup from outside, and that it is reproducible."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import time
+from collections.abc import Iterable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from table_factory import DEMO, OURS, config_of, judge, write_judged
+from trial_factory import Family, Load, write_trial
+
+from kvladder import tables
+from kvladder.config import registry
+from kvladder.figures import _style
+from kvladder.report import formats
+from kvladder.report.build import build
+
+SHORT = {"demo": {"repeat": Load(warm_rounds=1), "burst": Load(requests=4, concurrency=4, warm_rounds=1)}}
+EVIL = "<img src=x onerror=alert(1)>\"'&</script>"
+
+
+class Page(HTMLParser):
+    """Tags and visible text of a page; refuses what would load something."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.text: list[str] = []
+        self.ids: list[str] = []
+        self.json = ""
+        self._raw = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag in ("script", "style"):
+            self._raw = tag
+        for name, value in attrs:
+            assert not name.startswith("on"), name
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href"):
+                assert (value or "").startswith(("#", "data:")), value
+
+    def handle_endtag(self, tag: str) -> None:
+        self._raw = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._raw == "script":
+            self.json += data
+        elif not self._raw:
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.text))
+
+
+@pytest.fixture
+def no_pdf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layout of a PDF takes seconds; tests of the words don't need one."""
+    monkeypatch.setattr(importlib.import_module("kvladder.report.build"), "_pdf", lambda html: b"")
+
+
+def report(root: Path, folders: Iterable[Path], config: dict[str, Any], name: str = "r") -> dict[str, Path]:
+    built = tables.build(list(folders), root / "tables", baseline=config["baseline"])
+    for kind in registry.kinds("figures"):
+        _style.save(registry.load("figures", kind), built, root / "figures")
+    out = {ending: root / f"{name}.{ending}" for ending in ("html", "pdf", "md")}
+    build(root / "tables", root / "figures", out["html"], out["pdf"], out["md"], config)
+    return out
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("demo")
+    folders = write_judged(
+        root, invalid=[("mooncake-store", repeat) for repeat in range(3)], failed=[("native-host-fs", 1)]
+    )
+    return report(root, folders, config_of(DEMO))
+
+
+def test_the_verdict_says_what_the_data_say(demo: dict[str, Path]) -> None:
+    words = Page(demo["html"].read_text(encoding="utf-8")).words
+    assert "repeat: a prompt of 3,000 tokens" in words
+    assert "burst: 4 prompts of 3,000 tokens, at once" in words
+    assert re.search(
+        r"native-host answers fastest on a first hit, the first token after 0\.3\d\d s: 1\d\.\d× as fast", words
+    )
+    assert "range of 3 blocks" in words
+    assert "which is no 95 % interval" in words
+    assert "mooncake-store has no valid trial: 3 invalid ( tier-was-used" in words.replace("(tier", "( tier")
+    assert "1 failed of 3 trials" in words
+    assert "The A/A control plain-2 lies within" in words
+    assert OURS in words
+
+
+def test_what_is_unknown_is_a_dash(demo: dict[str, Path]) -> None:
+    rows = [line for line in demo["md"].read_text(encoding="utf-8").splitlines() if line.startswith("| mooncake-store")]
+    assert rows
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert set(cells[1:-1]) == {"–"}
+        assert cells[-1] == "0 of 3"
+
+
+def test_the_page_stands_alone(demo: dict[str, Path]) -> None:
+    text = demo["html"].read_text(encoding="utf-8")
+    page = Page(text)
+    assert not {"link", "iframe", "object", "embed"} & set(page.tags)
+    assert "prefers-color-scheme: dark" in text
+    assert len(page.ids) == len(set(page.ids))
+    assert json.loads(page.json)["baseline"] == "plain"
+    # No fetch from a style, no colour of a figure that a dark page couldn't swap.
+    assert not re.search(r"url\((?!#)|@import", text)
+    for role, colour in _style.COLOURS.items():
+        drawn = text.count(f"var(--figure-{role}, {colour})")
+        assert len(re.findall(rf"(?:fill|stroke): {colour}", text)) == 0, (role, drawn)
+
+
+def test_the_pdf_is_one(demo: dict[str, Path]) -> None:
+    assert demo["pdf"].read_bytes().startswith(b"%PDF-")
+
+
+def test_equal_input_gives_equal_reports(tmp_path: Path) -> None:
+    setups = {name: DEMO[name] for name in ("plain", "native-host")}
+    folders = write_judged(tmp_path, setups, repeats=2, suites=SHORT)
+    one = report(tmp_path, folders, config_of(setups, 2), "one")
+    two = report(tmp_path, folders, config_of(setups, 2), "two")
+    for ending in ("html", "md", "pdf"):
+        assert one[ending].read_bytes() == two[ending].read_bytes(), ending
+
+
+def test_nothing_from_outside_becomes_markup(tmp_path: Path) -> None:
+    def edit(data: dict[str, Any]) -> None:
+        data["expected"].update(title=EVIL, ours_in_path=EVIL, granularity=128)
+        data["host"]["cpu"] = EVIL
+        data["servers"][0]["argv"] = ["python", EVIL]
+        data["stack"]["packages"] = {EVIL: EVIL}
+        data["effective"]["engine_version"] = EVIL
+
+    folders = [
+        write_trial(tmp_path, setup="plain", family=Family(), repeat=repeat, edit_trial=edit) for repeat in range(3)
+    ]
+    judge(folders[0])
+    judge(folders[1])
+    judge(folders[2], "invalid", EVIL)
+    config = config_of(["plain"], title=EVIL)
+    config["model"] = {"path": EVIL}
+    out = report(tmp_path, folders, config)
+    text = out["html"].read_text(encoding="utf-8")
+    page = Page(text)
+    assert "img" not in page.tags
+    assert page.tags.count("script") == 1
+    assert EVIL in page.words
+    assert page.words.count(EVIL) >= 6
+    assert "&amp;lt;" not in text and "&amp;amp;" not in text
+    data = json.loads(page.json)
+    assert data["title"] == EVIL
+    summary = out["md"].read_text(encoding="utf-8")
+    assert "<img" not in summary and "</script" not in summary
+
+
+@pytest.mark.usefixtures("no_pdf")
+def test_no_valid_trial_and_no_trial_at_all(tmp_path: Path) -> None:
+    folders = write_judged(tmp_path / "a", {"plain": DEMO["plain"]}, repeats=2, invalid=[("plain", 0), ("plain", 1)])
+    words = Page(report(tmp_path / "a", folders, config_of(["plain"], 2))["html"].read_text(encoding="utf-8")).words
+    assert "No trial is valid, so nothing can be compared." in words
+    words = Page(report(tmp_path / "b", [], config_of(["plain"], 2))["html"].read_text(encoding="utf-8")).words
+    assert "plain has no valid trial: 2 not measured" in words
+    assert "0 of 2" in words
+
+
+@pytest.mark.usefixtures("no_pdf")
+def test_without_a_control_the_noise_is_unknown(tmp_path: Path) -> None:
+    setups = {name: DEMO[name] for name in ("plain", "native-host")}
+    out = report(tmp_path, write_judged(tmp_path, setups, suites=SHORT), config_of(setups))
+    assert "There is no A/A control" in Page(out["html"].read_text(encoding="utf-8")).words
+
+
+@pytest.mark.usefixtures("no_pdf")
+def test_six_blocks_are_said_to_be_95_percent(tmp_path: Path) -> None:
+    setups = {name: DEMO[name] for name in ("plain", "native-host")}
+    out = report(tmp_path, write_judged(tmp_path, setups, repeats=6, suites=SHORT), config_of(setups, 6))
+    words = Page(out["html"].read_text(encoding="utf-8")).words
+    assert "95 % interval, 6 blocks" in words
+    assert "range of 6" not in words
+
+
+@pytest.mark.usefixtures("no_pdf")
+def test_a_tier_that_does_not_help_is_not_called_fast(tmp_path: Path) -> None:
+    setups = {
+        "plain": DEMO["plain"],
+        "idle": ("native", Family("cpu", 128, 1.0, 1.0, 1.0, "OffloadingConnector")),
+        "slow": ("mooncake-store", Family("remote", 128, 1.5, 1.6, 2.3, "MooncakeStoreConnector")),
+    }
+    out = report(tmp_path, write_judged(tmp_path, setups, suites=SHORT), config_of(setups))
+    words = Page(out["html"].read_text(encoding="utf-8")).words
+    assert "On a first hit, no tier is clearly faster than computing it" in words
+    assert re.search(r"Slower than computing it on a first hit: slow \(1\.\d+× the time of plain", words)
+    assert "Not distinguishable from plain on a first hit: idle" in words
+    assert re.search(r"The cold pass, which stores, takes longer than plain 's: slow 2\.\d+×", words)
+
+
+@pytest.mark.slow
+def test_two_hundred_setups_with_long_names_within_three_minutes(tmp_path: Path) -> None:
+    """200 setups × 5 repeats with names of 90 characters that differ in the last two."""
+    ends = [f"{number // 15:x}{number % 15:x}" for number in range(199)]
+    setups = {"plain": DEMO["plain"], **{f"{'n' * 88}{end}": DEMO["native-host"] for end in ends}}
+    folders = write_judged(tmp_path, setups, repeats=5, suites=SHORT)
+    start = time.process_time()
+    out = report(tmp_path, folders, config_of(setups, 5))
+    assert time.process_time() - start < 180
+    page = Page(out["html"].read_text(encoding="utf-8"))
+    for setup in setups:
+        assert setup in page.words  # in the key, if shortened elsewhere
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0.0, "0 s"), (0.2134, "0.213 s"), (0.0712, "71.2 ms"), (12.345, "12.3 s"), (123.4, "123 s")],
+)
+def test_seconds(value: float | None, text: str) -> None:
+    assert formats.seconds(value) == text
+
+
+def test_formats() -> None:
+    assert formats.ratio(0.0901) == "0.090"
+    assert formats.ratio(1.029) == "1.03"
+    assert formats.span(0.971, 1.041) == "0.97–1.04"
+    assert formats.size(2 << 30) == "2.00 GiB"
+    assert formats.size(None) == formats.number(None) == formats.times(None) == formats.span(None, 1.0) == "–"
+    assert formats.listing(["a"]) == "a"
+    assert formats.listing(list("abcdefghij"), 3) == "a, b, c and 7 more"
+    assert formats.scale([3.4, 0.19]) == (1.0, "s", 3)
+    assert formats.scale([0.2, 0.012]) == (1e3, "ms", 1)

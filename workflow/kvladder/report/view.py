@@ -1,0 +1,488 @@
+"""What the template shows: the tables, arranged and put into words. No markup is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from shlex import quote
+from typing import Any
+
+import polars as pl
+import yaml
+
+from kvladder.config.base import TIERS
+from kvladder.figures._style import LABEL as FIGURE_LABEL
+from kvladder.report.formats import UNKNOWN, listing, number, plural, ratio, scale, seconds, size, span
+from kvladder.report.words import describe_workload, labels, several, shorten, verdict
+from kvladder.stats.samples import median
+from kvladder.tables.labels import short_labels, workload_order
+from kvladder.tables.model import PASSES, Tables
+
+Row = dict[str, Any]
+
+PASS_TITLES = {"cold": "cold", "first-hit": "first hit", "warm": "warm"}
+_HIT_TIERS = ("gpu", "cpu", "nvme", "remote")
+MATRIX_SETUPS = 8
+"""Setups up to which gates are shown setup by setup."""
+PARITY_COLUMNS = 5
+REASONS = 40
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One setup: its label (short, unique in the report), full title, label in figures, and what sets it apart."""
+
+    name: str
+    label: str
+    title: str
+    drawn: str
+    badges: list[str]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A median and, beside it, the ratio to the baseline with its interval."""
+
+    value: str
+    ratio: str = ""
+    bracket: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ResultRow:
+    """A setup's line in the table of one workload."""
+
+    setup: Setup
+    ttft: list[Value]
+    wall: list[Value]
+    hits: list[dict[str, Any]]
+    valid: str
+    complete: bool
+
+
+@dataclass(frozen=True)
+class Result:
+    """The table of one workload."""
+
+    title: str
+    what: str
+    unit: str
+    passes: list[str]
+    wall: bool
+    brackets: str
+    rows: list[ResultRow]
+
+
+def view(tables: Tables, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that the templates need. `config` is the experiment's effective configuration as plain data."""
+    planned = planned_trials(tables, config)
+    setups = _setups(tables, config)
+    context = tables.context
+    return {
+        "title": config.get("title") or f"KV-cache tiers: {config.get('experiment') or context.get('experiment')}",
+        "experiment": config.get("experiment") or context.get("experiment"),
+        "baseline": tables.baseline,
+        "facts": _facts(tables, planned),
+        "verdict": verdict(tables, planned),
+        "ours": _ours(tables, setups),
+        "results": [_result(tables, setups, planned, *pair) for pair in workload_order(tables, tables.passes)],
+        "shortened": [
+            setup
+            for setup in setups.values()
+            if setup.title not in (setup.label, setup.drawn) or setup.label != setup.drawn
+        ],
+        "counts": _counts(tables, setups, planned),
+        "lost": _lost(tables, setups),
+        "gates": _gates(tables, setups),
+        "parity": _parity(tables, setups),
+        "startup": _startup(tables, setups),
+        "environment": _environment(context),
+        "servers": _servers(context, setups),
+        "config_yaml": yaml.safe_dump(
+            _plain(config), sort_keys=False, allow_unicode=True, width=100, default_flow_style=False
+        ),
+        "glossary": GLOSSARY,
+        "data": tables.summary.filter(pl.col("metric").is_in(["ttft_s", "wall_s"])).to_dicts(),
+    }
+
+
+def planned_trials(tables: Tables, config: Mapping[str, Any]) -> dict[str, int]:
+    """Trials by setup that the configuration asks for: suites × repeats."""
+    suites = config.get("suites") or config.get("workloads") or {}
+    return {setup: len(suites) * int(config.get("repeats", 0)) for setup in config.get("setups", {})}
+
+
+def _plain(value: Any) -> Any:
+    """Mappings and sequences as YAML knows them, without what is unset."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items() if each is not None and each not in ({}, [])}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _setups(tables: Tables, config: Mapping[str, Any]) -> dict[str, Setup]:
+    titles = tables.titles()
+    short = labels(tables, config.get("setups", {}))
+    drawn = short_labels([titles.get(name, name) for name in short], FIGURE_LABEL)
+    result = {}
+    for name, label in short.items():
+        rows = tables.trials.filter(pl.col("setup") == name)
+        badges = ["baseline"] if name == tables.baseline else []
+        badges += ["A/A control"] if rows["control"].any() else []
+        badges += ["ours in the data path"] if rows["ours_in_path"].drop_nulls().len() else []
+        title = titles.get(name, name)
+        result[name] = Setup(name, label, title, drawn[title], badges)
+    return result
+
+
+def _facts(tables: Tables, planned: Mapping[str, int]) -> list[tuple[str, str]]:
+    context, trials = tables.context, tables.trials
+    valid = trials.filter(pl.col("status") == "valid").height
+    total = max(sum(planned.values()), trials.height)
+    facts = [("Trials counted", f"{valid:,} of {total:,}")]
+    for host in context.get("hosts", [])[:1]:
+        gpus = [str(gpu.get("name", "GPU")) for gpu in host.get("gpus", [])]
+        machine = f"{host['cpu']}, {plural(host['cores'], 'core')}, {size(host['memory_bytes'])}"
+        more = len(context["hosts"]) - 1
+        facts.append(("Machine", ", ".join([machine, *gpus]) + (f" and {plural(more, 'other host')}" if more else "")))
+    versions = sorted(set(trials["engine_version"].drop_nulls().to_list()))
+    stacks = sorted({str(stack.get("stack")) for stack in context.get("stacks", [])})
+    if versions or stacks:
+        facts.append(("Engine", f"vLLM {', '.join(versions) or UNKNOWN}, stack {', '.join(stacks) or UNKNOWN}"))
+    days = sorted({str(context[name])[:10] for name in ("first_started_at", "last_started_at") if context.get(name)})
+    if days:
+        facts.append(("Measured", " to ".join(days)))
+    return facts
+
+
+def _ours(tables: Tables, setups: Mapping[str, Setup]) -> list[tuple[str, str]]:
+    """What of kvladder's own moves data, and in which setups."""
+    rows = tables.trials.filter(pl.col("ours_in_path").is_not_null()).select("ours_in_path", "setup").unique()
+    grouped: dict[str, list[str]] = {}
+    order = list(setups)
+    for text, setup in sorted(rows.iter_rows(), key=lambda row: (row[0], order.index(row[1]))):
+        grouped.setdefault(text, []).append(setups[setup].label)
+    return [(text, listing(those, 8)) for text, those in grouped.items()]
+
+
+def _result(
+    tables: Tables, setups: Mapping[str, Setup], planned: Mapping[str, int], suite: str, workload: str
+) -> Result:
+    keep = (pl.col("suite") == suite) & (pl.col("workload") == workload)
+    wall = several(tables, suite, workload)
+    metrics = ["ttft_s", "wall_s"] if wall else ["ttft_s"]
+    rows = tables.summary.filter(keep & pl.col("metric").is_in(metrics))
+    cells = {(row["setup"], row["metric"], row["pass"]): row for row in rows.iter_rows(named=True)}
+    passes = [name for name in PASSES if name in set(rows["pass"])]
+    factor, unit, decimals = scale(rows["median"].to_list())
+    here = tables.passes.filter(keep).partition_by("setup", as_dict=True)
+    status = tables.trials.filter(pl.col("suite") == suite)
+    lines = []
+    for setup in setups.values():
+        mine = status.filter(pl.col("setup") == setup.name)
+        good = mine.filter(pl.col("status") == "valid").height
+        suites = max(1, len(tables.trials.select("suite").unique()))
+        total = max(mine.height, planned.get(setup.name, 0) // suites)
+        values = {
+            metric: [
+                _value(cells.get((setup.name, metric, name)), setup.name == tables.baseline, factor, decimals)
+                for name in passes
+            ]
+            for metric in metrics
+        }
+        lines.append(
+            ResultRow(
+                setup=setup,
+                ttft=values["ttft_s"],
+                wall=values.get("wall_s", []),
+                hits=_hits(here.get((setup.name,))),
+                valid=f"{good} of {total}",
+                complete=good == total,
+            )
+        )
+    blocks: dict[str, list[int]] = {}
+    for row in cells.values():
+        if row["interval"] in ("95 %", "range"):
+            blocks.setdefault(row["interval"], []).append(row["blocks"])
+    brackets = " or ".join(
+        f"{'95 % interval' if kind == '95 %' else 'range'} of {_from_to(counts)} blocks"
+        for kind, counts in sorted(blocks.items())
+    )
+    title = workload if tables.passes["suite"].n_unique() == 1 else f"{suite} / {workload}"
+    return Result(
+        title,
+        describe_workload(tables, suite, workload),
+        unit,
+        [PASS_TITLES[name] for name in passes],
+        wall,
+        brackets,
+        lines,
+    )
+
+
+def _from_to(counts: Sequence[int]) -> str:
+    return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def _value(row: Row | None, is_baseline: bool, factor: float, decimals: int) -> Value:
+    if row is None:
+        return Value(UNKNOWN)
+    notes = []
+    if row["mode_low"] is not None:
+        low, high = (number(row[name] * factor, decimals) for name in ("mode_low", "mode_high"))
+        notes.append(f"two modes: {low} ({row['n_mode_low']}), {high} ({row['n_mode_high']})")
+    text = number(row["median"] * factor, decimals)
+    if is_baseline:
+        return Value(text, notes=notes)
+    if row["within_noise"]:
+        notes.append("within noise")
+    if row["undefined"]:
+        notes.append("ratio to 0 undefined")
+    if row["ratio"] is None:
+        return Value(text, UNKNOWN, notes=notes)
+    bracket = "" if row["ratio_low"] is None else span(row["ratio_low"], row["ratio_high"])
+    return Value(text, f"{ratio(row['ratio'])}×", bracket, notes)
+
+
+def _hits(passes: pl.DataFrame | None) -> list[dict[str, Any]]:
+    """By hit pass: tokens of a pass that weren't computed, by tier, over all valid trials' passes (mean)."""
+    result: list[dict[str, Any]] = []
+    for name in ("first-hit", "warm"):
+        rows = None if passes is None else passes.filter(pl.col("pass") == name)
+        if rows is None or not rows.height:
+            continue
+        means = {tier: rows[f"tokens_{tier}"].mean() for tier in TIERS}
+        total = sum(value for value in means.values() if isinstance(value, float))
+        known = {tier: value for tier, value in means.items() if tier in _HIT_TIERS and isinstance(value, float)}
+        if not total or not known:
+            result.append({"pass": PASS_TITLES[name], "text": UNKNOWN, "bar": []})
+            continue
+        parts = [f"{tier} {value:,.0f}" for tier, value in known.items() if value]
+        bar = [(tier, round(100 * value / total, 2)) for tier, value in known.items() if value]
+        result.append({"pass": PASS_TITLES[name], "text": f"{', '.join(parts) or '0'} of {total:,.0f}", "bar": bar})
+    if len(result) == 2 and result[0]["text"] == result[1]["text"]:
+        return [{**result[0], "pass": ""}]
+    return result
+
+
+def _counts(tables: Tables, setups: Mapping[str, Setup], planned: Mapping[str, int]) -> list[Row]:
+    rows = []
+    for setup in setups.values():
+        mine = tables.trials.filter(pl.col("setup") == setup.name)
+        count = {name: mine.filter(pl.col("status") == name).height for name in ("valid", "invalid", "failed")}
+        total = max(mine.height, planned.get(setup.name, 0))
+        rows.append({"setup": setup, "planned": total, **count, "missing": total - mine.height})
+    return rows
+
+
+def _lost(tables: Tables, setups: Mapping[str, Setup]) -> dict[str, Any]:
+    """Trials that don't count, those with one reason together."""
+    order = list(setups)
+    rows = tables.trials.filter(pl.col("status") != "valid").sort("suite", "repeat", maintain_order=True)
+    grouped: dict[tuple[str, str, str, str], list[int]] = {}
+    for row in rows.iter_rows(named=True):
+        key = (row["setup"], row["suite"], row["status"], shorten(row["reason"] or "no reason was recorded", 600))
+        grouped.setdefault(key, []).append(row["repeat"])
+    groups = [
+        {
+            "setup": setups[key[0]],
+            "suite": key[1],
+            "status": key[2],
+            "reason": key[3],
+            "repeats": ", ".join(map(str, repeats)),
+        }
+        for key, repeats in sorted(grouped.items(), key=lambda item: order.index(item[0][0]))
+    ]
+    return {"groups": groups[:REASONS], "more": max(0, len(groups) - REASONS)}
+
+
+def _gates(tables: Tables, setups: Mapping[str, Setup]) -> dict[str, Any]:
+    """Gates by setup for a few setups, else gates with the setups that stand out."""
+    gates = tables.gates
+    names = sorted(gates["gate"].unique())
+    judged = [setup for setup in setups.values() if setup.name in set(gates["setup"])]
+    matrix = len(judged) <= MATRIX_SETUPS
+    counted = gates.group_by("gate", "setup", "decision").agg(pl.col("repeat").len()).iter_rows()
+    cells: dict[tuple[str, str], dict[str, int]] = {}
+    for gate, setup, decision, count in counted:
+        cells.setdefault((gate, setup), {})[decision] = count
+    required = {gate: bool(need) for gate, need in gates.group_by("gate").agg(pl.col("required").any()).iter_rows()}
+    rows = []
+    for name in names:
+        by_setup = [(setup, cells.get((name, setup.name), {})) for setup in judged]
+        rows.append(
+            {
+                "gate": name,
+                "required": required[name],
+                "cells": [_decision(count) for _, count in by_setup] if matrix else [],
+                **{
+                    decision.replace("-", "_"): sum(count.get(decision, 0) for _, count in by_setup)
+                    for decision in ("pass", "fail", "not-checked")
+                },
+                "failed_in": listing([setup.label for setup, count in by_setup if count.get("fail")], 4),
+                "unchecked_in": listing([setup.label for setup, count in by_setup if count.get("not-checked")], 4),
+            }
+        )
+    return {"rows": rows, "setups": judged if matrix else [], "matrix": matrix}
+
+
+def _decision(count: Mapping[str, int]) -> tuple[str, str]:
+    """Class and text of a cell: the worst decision leads."""
+    total = sum(count.values())
+    if not total:
+        return "none", UNKNOWN
+    for decision, words in (("fail", "fail"), ("not-checked", "not checked")):
+        if count.get(decision):
+            return decision, f"{words} {count[decision]}/{total}" if count[decision] < total else words
+    return "pass", "pass"
+
+
+def _parity(tables: Tables, setups: Mapping[str, Setup]) -> dict[str, Any]:
+    """Properties that are the same in all setups, and tables of those that differ."""
+    rows = list(tables.parity.iter_rows(named=True))
+    names = list(dict.fromkeys(row["property"] for row in rows))
+    have = {row["setup"] for row in rows}
+    same, differing = [], []
+    for name in names:
+        mine = [row for row in rows if row["property"] == name]
+        distinct = {(row["asked"], row["measured"]) for row in mine}
+        if len(distinct) == 1 and {row["setup"] for row in mine} == have:
+            same.append({"property": name, **_shown(mine[0])})
+        else:
+            differing.append(name)
+    cells = {(row["setup"], row["property"]): _shown(row) for row in rows}
+    nothing = {"asked": UNKNOWN, "measured": UNKNOWN, "agrees": None}
+    chunks = []
+    for start in range(0, len(differing), PARITY_COLUMNS):
+        columns = differing[start : start + PARITY_COLUMNS]
+        lines = [
+            (setup, [cells.get((setup.name, column), nothing) for column in columns])
+            for setup in setups.values()
+            if setup.name in have
+        ]
+        chunks.append({"columns": columns, "rows": lines})
+    wrong = [f"{setups[row['setup']].label}: {row['property']}" for row in rows if row["agrees"] is False]
+    return {"same": same, "chunks": chunks, "wrong": listing(wrong, 8)}
+
+
+def _shown(row: Row) -> Row:
+    def text(value: str | None) -> str:
+        if value is None:
+            return UNKNOWN
+        if not value.isdigit():
+            return value
+        if row["unit"] == "bytes" and int(value) >= 1 << 20:
+            return size(int(value))
+        return f"{int(value):,}" + (f" {row['unit']}" if row["unit"] else "")
+
+    return {"asked": text(row["asked"]), "measured": text(row["measured"]), "agrees": row["agrees"]}
+
+
+def _startup(tables: Tables, setups: Mapping[str, Setup]) -> list[Row]:
+    rows = []
+    for setup in setups.values():
+        mine = tables.trials.filter((pl.col("setup") == setup.name) & (pl.col("status") == "valid"))
+        starts = mine["startup_s"].drop_nulls().to_list()
+        durable = tables.metrics.filter(
+            (pl.col("setup") == setup.name) & (pl.col("metric") == "durable_s") & (pl.col("pass") == "cold")
+        )
+        rows.append(
+            {
+                "setup": setup,
+                "n": mine.height,
+                "startup": number(median(starts), 1),
+                "startup_range": f"{min(starts):.1f}–{max(starts):.1f}" if starts else UNKNOWN,
+                "memory": size(median(mine["rss_bytes"].to_list())),
+                "durable": seconds(median(durable["value"].to_list())),
+            }
+        )
+    return rows
+
+
+def _environment(context: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Blocks of name and value: hosts, stacks with their packages and patches, harness."""
+    blocks = []
+    for host in context.get("hosts", []):
+        rows = [
+            ("CPU", f"{host['cpu']}, {plural(host['cores'], 'core')}"),
+            ("Memory", size(host["memory_bytes"])),
+            ("Kernel", host["kernel"]),
+            ("Host id", host["host_id"]),
+        ]
+        rows += [
+            (f"GPU {place}", ", ".join(f"{key} {_short(value)}" for key, value in sorted(gpu.items())))
+            for place, gpu in enumerate(host.get("gpus", []))
+        ]
+        blocks.append(("Host", rows))
+    for stack in context.get("stacks", []):
+        rows = [(key, _short(value)) for key, value in sorted(stack.items()) if not isinstance(value, dict | list)]
+        packages = stack.get("packages") or {}
+        rows.append(
+            ("packages", ", ".join(f"{name} {version}" for name, version in sorted(packages.items())) or UNKNOWN)
+        )
+        patches = stack.get("patches") or {}
+        rows.append(("patches", ", ".join(f"{name} ({_short(digest)})" for name, digest in patches.items()) or "none"))
+        blocks.append((f"Stack {stack.get('stack', '')}", rows))
+    blocks += [
+        ("Harness", sorted((key, _short(value)) for key, value in each.items())) for each in context.get("harness", [])
+    ]
+    return blocks
+
+
+def _short(value: Any) -> str:
+    """Hashes are shown by their beginning, as everywhere."""
+    text = str(value)
+    return f"{text[:12]}…" if len(text) >= 40 and all(digit in "0123456789abcdef" for digit in text) else text
+
+
+def _servers(context: Mapping[str, Any], setups: Mapping[str, Setup]) -> dict[str, Any]:
+    """Command lines by setup, as run in one of its trials."""
+    most = 12
+    shown = [
+        {
+            "setup": setup,
+            "processes": [
+                {"name": server["name"], "argv": _command(server["argv"]), "env": sorted(server["env"].items())}
+                for server in context["setups"][name]["servers"]
+            ],
+        }
+        for name, setup in setups.items()
+        if name in context.get("setups", {})
+    ]
+    return {"shown": shown[:most], "more": max(0, len(shown) - most)}
+
+
+def _command(argv: Sequence[str]) -> str:
+    """A command line to read, quoted for a shell, its options one a line."""
+    lines: list[str] = []
+    for word in argv:
+        if word.startswith("--") or not lines:
+            lines.append(quote(word))
+        else:
+            lines[-1] += f" {quote(word)}"
+    return " \\\n  ".join(lines)
+
+
+GLOSSARY: list[tuple[str, str]] = [
+    ("TTFT", "Time to first token: request bytes handed to the socket until the first chunk that carries a token."),
+    ("Wall time", "From a pass's first request sent until its last one answered."),
+    ("Cold", "The first pass: nothing is cached, every prompt is computed and, where there is a tier, stored."),
+    ("First hit", "The same prompts again, once everything is stored: the first load of what was stored."),
+    ("Warm", "Later rounds of the same prompts. The median is over all of them."),
+    ("Tier", "Where KV lies: gpu (the engine's own device cache), cpu, nvme, remote. Computed: made anew."),
+    ("Hit tokens", "Prompt tokens whose KV was loaded instead of computed, as the engine's counters say."),
+    ("Trial", "One setup, one repeat: fresh servers, one lifetime. It contributes one number to each statistic."),
+    (
+        "Block",
+        "All trials of one repeat. Setups are compared inside a block, so that slow changes of the machine cancel.",
+    ),
+    ("Ratio", "Setup ÷ baseline in the same block; the median over blocks. Below 1 is faster, for times."),
+    ("Range", "Smallest and largest ratio seen. With fewer than six blocks more than that can't be said."),
+    ("95 % interval", "Bootstrap interval of the median ratio, widened where needed to hold its coverage."),
+    ("Within noise", "The interval includes 1, or meets what the baseline shows against itself."),
+    ("Valid", "Every required gate passed. Invalid trials ran, but a gate failed; failed ones did not finish."),
+    ("Gate", "A check of one trial: pass, fail or not checked. What is unknown never passes."),
+    ("–", "Unknown or not applicable; never zero."),
+]

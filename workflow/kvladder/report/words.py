@@ -1,0 +1,295 @@
+"""The verdict in plain words, every sentence of it taken from the tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from kvladder.report.formats import listing, number, plural, seconds, span, times
+from kvladder.stats.paired import paired_ratio
+from kvladder.tables.labels import setup_order, short_labels, workload_order
+from kvladder.tables.model import Tables
+
+Row = dict[str, Any]
+
+STRONG = ("\ue000", "\ue001")
+"""Opens and closes emphasis inside a sentence; each output format has its own form of it."""
+
+
+def strong(text: str) -> str:
+    """Mark a name for emphasis."""
+    return STRONG[0] + text.replace(STRONG[0], "").replace(STRONG[1], "") + STRONG[1]
+
+
+LABEL = 40
+"""Characters of a setup's label in the report."""
+
+
+def labels(tables: Tables, more: Iterable[str] = ()) -> dict[str, str]:
+    """Short, unique label of every setup, and of `more` setups that have no trial."""
+    titles = tables.titles()
+    names = list(dict.fromkeys([*setup_order(tables), *more]))
+    short = short_labels([titles.get(name, name) for name in names], LABEL)
+    return {name: short[titles.get(name, name)] for name in names}
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A finding and what has to be known beside it."""
+
+    topic: str
+    lead: str
+    details: list[str]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is compared in one workload: a metric in a pass, and how a sentence calls it."""
+
+    suite: str
+    workload: str
+    metric: str
+    pass_name: str
+
+    def rows(self, tables: Tables) -> dict[str, Row]:
+        """Its rows of the summary, by setup."""
+        keep = (
+            (pl.col("suite") == self.suite)
+            & (pl.col("workload") == self.workload)
+            & (pl.col("metric") == self.metric)
+            & (pl.col("pass") == self.pass_name)
+        )
+        return {row["setup"]: row for row in tables.summary.filter(keep).iter_rows(named=True)}
+
+
+def interval_words(kind: str | None, blocks: int | None) -> str:
+    """How the numbers in brackets are to be read."""
+    if kind == "95 %":
+        return f"95 % interval, {plural(blocks or 0, 'block')}"
+    if kind == "range":
+        return f"range of {plural(blocks or 0, 'block')}"
+    return "one block, no interval" if blocks == 1 else "no interval"
+
+
+def several(tables: Tables, suite: str, workload: str) -> bool:
+    """Whether a workload keeps more than one request in flight, so that its wall time says more than its TTFT."""
+    here = tables.passes.filter((pl.col("suite") == suite) & (pl.col("workload") == workload))
+    return here.filter((pl.col("concurrency") > 1) & (pl.col("requests") > 1)).height > 0
+
+
+def describe_workload(tables: Tables, suite: str, workload: str) -> str:
+    """``a prompt of 3,080 tokens`` or ``4 prompts of 2,056 tokens at once``, as measured."""
+    keep = (pl.col("suite") == suite) & (pl.col("workload") == workload)
+    lengths = tables.requests.filter(keep)["prompt_tokens"]
+    passes = tables.passes.filter(keep)
+    if not len(lengths) or not passes.height:
+        return workload
+    low, high = min(lengths.to_list()), max(lengths.to_list())
+    tokens = f"{low:,} tokens" if low == high else f"{low:,} to {high:,} tokens"
+    requests, flying = max(passes["requests"].to_list()), max(passes["concurrency"].to_list())
+    if requests == 1:
+        return f"a prompt of {tokens}"
+    manner = "at once" if flying >= requests else f"{flying} at a time" if flying > 1 else "one after the other"
+    return f"{requests:,} prompts of {tokens}, {manner}"
+
+
+def verdict(tables: Tables, planned: Mapping[str, int]) -> list[Paragraph]:
+    """What was found, workload by workload, then what doesn't count and how far it carries.
+
+    `planned` is the number of trials by setup.
+    """
+    names = {setup: strong(label) for setup, label in labels(tables).items()}
+    lost = _uncounted(tables, names, planned)
+    if not tables.summary.height:
+        return [Paragraph("", "No trial is valid, so nothing can be compared.", lost)]
+    found = [_workload(tables, names, suite, workload) for suite, workload in workload_order(tables, tables.passes)]
+    doubts = lost + _modes(tables, names)
+    if doubts:
+        found.append(Paragraph("what does not count", "Take care with these:", doubts))
+    return [*found, Paragraph("", _method(tables, names), [])]
+
+
+def _workload(tables: Tables, names: Mapping[str, str], suite: str, workload: str) -> Paragraph:
+    metric = "wall_s" if several(tables, suite, workload) else "ttft_s"
+    topic = f"{workload}: {describe_workload(tables, suite, workload)}"
+    by_pass = {name: Cell(suite, workload, metric, name) for name in ("cold", "first-hit", "warm")}
+    rows = {name: cell.rows(tables) for name, cell in by_pass.items()}
+    hit = "first-hit" if rows["first-hit"] else "warm"
+    when = "on a first hit" if hit == "first-hit" else "on a hit"
+    hits = rows[hit]
+    about = {row["setup"]: row for row in tables.trials.iter_rows(named=True)}
+    base = hits.get(tables.baseline)
+    if base is None:
+        baseline = names.get(tables.baseline, strong(tables.baseline))
+        return Paragraph(topic, f"{baseline} has no valid value, so there are no ratios.", [])
+    rivals = [
+        row
+        for setup, row in hits.items()
+        if setup != tables.baseline and not about[setup]["control"] and about[setup]["tier"] != "gpu"
+    ]
+    faster = sorted((row for row in rivals if _clearly(row, "lower")), key=lambda row: row["ratio"])
+    done = "ends" if metric == "wall_s" else "answers"
+    details = []
+    if faster:
+        best, rest = faster[0], faster[1:]
+        lead = (
+            f"{names[best['setup']]} {done} fastest {when}, {_thing(metric)} {seconds(best['median'])}: "
+            f"{times(1 / best['ratio'])} as fast as {names[tables.baseline]}, which computes it in "
+            f"{seconds(base['median'])} ({span(1 / best['ratio_high'], 1 / best['ratio_low'])}×, "
+            f"{interval_words(best['interval'], best['blocks'])})."
+        )
+        details += _rest(tables, names, by_pass[hit], best, rest)
+    elif rivals:
+        lead = f"{when[0].upper()}{when[1:]}, no tier is clearly faster than computing it ({seconds(base['median'])})."
+    else:
+        lead = f"No tier has a valid value to compare with {names[tables.baseline]}."
+    details += _not_faster(names, rivals, when, tables.baseline)
+    details += [
+        f"For comparison: {names[row['setup']]}, the engine's own device cache, takes {seconds(row['median'])}; it "
+        "holds only what fits the device pool."
+        for setup, row in hits.items()
+        if about[setup]["tier"] == "gpu"
+    ]
+    details += _cold(names, about, rows["cold"], tables.baseline)
+    return Paragraph(topic, lead, details)
+
+
+def _thing(metric: str) -> str:
+    return "the last token after" if metric == "wall_s" else "the first token after"
+
+
+def _clearly(row: Row, side: str) -> bool:
+    """On one side of the baseline and not known to be within noise."""
+    return row["difference"] == side and row["within_noise"] is not True and bool(row["ratio_low"])
+
+
+def _rest(tables: Tables, names: Mapping[str, str], cell: Cell, best: Row, rest: list[Row]) -> list[str]:
+    """The runners-up: those that can't be told from the best, then the others with their factor."""
+    values: dict[str, dict[Any, float | None]] = {}
+    keep = (
+        (pl.col("suite") == cell.suite)
+        & (pl.col("workload") == cell.workload)
+        & (pl.col("metric") == cell.metric)
+        & (pl.col("pass") == cell.pass_name)
+    )
+    for setup, repeat, host, value in (
+        tables.metrics.filter(keep).select("setup", "repeat", "host_id", "value").iter_rows()
+    ):
+        values.setdefault(setup, {})[repeat, host] = value
+    tied, behind = [], []
+    for row in rest:
+        against = paired_ratio(values[row["setup"]], values[best["setup"]])
+        if against.difference in ("higher", "lower"):
+            behind.append(f"{names[row['setup']]} {times(1 / row['ratio'])}")
+        else:
+            tied.append(names[row["setup"]])
+    text = [f"Not distinguishable from {names[best['setup']]}: {listing(tied)}."] if tied else []
+    return text + ([f"Next, against {names[tables.baseline]}: {listing(behind)} as fast."] if behind else [])
+
+
+def _not_faster(names: Mapping[str, str], rivals: Iterable[Row], when: str, baseline: str) -> list[str]:
+    level, slower = [], []
+    for row in rivals:
+        if _clearly(row, "higher"):
+            slower.append(
+                f"{names[row['setup']]} ({times(row['ratio'])} the time of {names[baseline]}, {_bracket(row)})"
+            )
+        elif not _clearly(row, "lower"):
+            level.append(names[row["setup"]])
+    result = []
+    if slower:
+        result.append(f"Slower than computing it {when}: {listing(slower)}.")
+    if level:
+        result.append(f"Not distinguishable from {names[baseline]} {when}: {listing(level)}.")
+    return result
+
+
+def _bracket(row: Row) -> str:
+    return f"{span(row['ratio_low'], row['ratio_high'])}, {interval_words(row['interval'], row['blocks'])}"
+
+
+def _cold(names: Mapping[str, str], about: Mapping[str, Row], cold: Mapping[str, Row], baseline: str) -> list[str]:
+    """What storing costs: tiers whose cold pass is clearly slower than the baseline's."""
+    rows = [row for setup, row in cold.items() if setup != baseline and about[setup]["tier"] not in (None, "gpu")]
+    dear = [
+        f"{names[row['setup']]} {times(row['ratio'])} ({_bracket(row)})"
+        for row in sorted(rows, key=lambda row: -(row["ratio"] or 0))
+        if _clearly(row, "higher")
+    ]
+    if not rows:
+        return []
+    if not dear:
+        return [f"In the cold pass, which stores, no tier is clearly slower than {names[baseline]}."]
+    return [f"The cold pass, which stores, takes longer than {names[baseline]}'s: {listing(dear)}."]
+
+
+def _uncounted(tables: Tables, names: Mapping[str, str], planned: Mapping[str, int]) -> list[str]:
+    """Setups without a valid trial, and those that lost some, with the most frequent reason."""
+    whole, some = [], []
+    for setup in dict.fromkeys([*setup_order(tables), *planned]):
+        rows = tables.trials.filter(pl.col("setup") == setup)
+        lost = rows.filter(pl.col("status") != "valid")
+        total = max(planned.get(setup, 0), rows.height)
+        missing = total - rows.height
+        if not lost.height and not missing:
+            continue
+        counts = Counter(lost["status"].to_list())
+        parts = [f"{count} {status}" for status, count in sorted(counts.items())]
+        parts += [f"{missing} not measured"] if missing else []
+        reasons = Counter(reason for reason in lost["reason"].to_list() if reason)
+        why = f" ({shorten(reasons.most_common(1)[0][0])})" if reasons else ""
+        name = names.get(setup, strong(setup))
+        if lost.height + missing == total:
+            whole.append(f"{name} has no valid trial: {listing(parts)}{why}.")
+        else:
+            some.append(f"{name}: {listing(parts)} of {plural(total, 'trial')}{why}; the rest counts.")
+    most = 8
+    found = whole + some
+    more = [f"{len(found) - most} more setups lost trials: see Validity."] if len(found) > most else []
+    return found[:most] + more
+
+
+def shorten(reason: str, length: int = 160) -> str:
+    """One line of a reason that may be a whole log."""
+    text = " ".join(reason.split())
+    return text if len(text) <= length else text[: length - 1].rstrip() + "…"
+
+
+def _modes(tables: Tables, names: Mapping[str, str]) -> list[str]:
+    rows = tables.summary.filter(pl.col("mode_low").is_not_null() & pl.col("metric").is_in(["ttft_s", "wall_s"]))
+    found = [
+        f"{names[row['setup']]} has two modes in {row['workload']}, {row['pass'].replace('-', ' ')}, "
+        f"{'wall time' if row['metric'] == 'wall_s' else 'TTFT'}: near {seconds(row['mode_low'])} in "
+        f"{plural(row['n_mode_low'], 'trial')}, near {seconds(row['mode_high'])} in "
+        f"{plural(row['n_mode_high'], 'trial')}."
+        for row in rows.iter_rows(named=True)
+    ]
+    return found[:6] + ([f"{len(found) - 6} more samples have two modes: see the summary table."] if found[6:] else [])
+
+
+def _method(tables: Tables, names: Mapping[str, str]) -> str:
+    """How far the numbers carry."""
+    kinds = set(tables.summary["interval"].drop_nulls().to_list())
+    text = "A ratio is the median over blocks (repeats) of setup ÷ baseline; "
+    if kinds == {"95 %"}:
+        text += "brackets give a 95 % interval of that median. "
+    elif "95 %" in kinds:
+        text += "brackets give a 95 % interval where there are six blocks or more, else the range that was seen. "
+    else:
+        text += "with fewer than six blocks brackets give the range that was seen, which is no 95 % interval. "
+    floors = tables.summary.filter(pl.col("noise_low").is_not_null() & (pl.col("metric") == "ttft_s"))
+    if not floors.height:
+        return text + (
+            "There is no A/A control (the baseline a second time in every block), so the noise of this machine isn't "
+            "known: don't build on differences of a few per cent."
+        )
+    low, high = floors["noise_low"].min(), floors["noise_high"].max()
+    control = listing(names[setup] for setup in tables.context.get("controls", []) if setup in names)
+    return text + (
+        f"The A/A control {control} lies within {number(low, 2)}–{number(high, 2)} of the baseline in TTFT: "  # type: ignore[arg-type]
+        "that is this machine's noise, and “within noise” means no more than that."
+    )

@@ -1,0 +1,68 @@
+"""Names on a small surface: short labels that stay unique, and the order in which setups are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from kvladder.tables.model import Tables
+
+
+def short_labels(names: Sequence[str], width: int = 22) -> dict[str, str]:
+    """A label of at most `width` characters for each name; equal labels only for equal names.
+
+    Names that fit are kept. Longer ones keep their start and their end around an ellipsis, because systematic names
+    differ there; those that still collide get a number.
+    """
+    unique = list(dict.fromkeys(names))
+    labels: dict[str, str] = {}
+    taken = {name for name in unique if len(name) <= width}
+    for name in unique:
+        if len(name) <= width:
+            labels[name] = name
+            continue
+        tail = (width - 1) // 2
+        label = f"{name[: width - 1 - tail]}…{name[-tail:]}"
+        number = 1
+        while label in taken:
+            number += 1
+            suffix = f"…#{number}"
+            label = name[: width - len(suffix)] + suffix
+        taken.add(label)
+        labels[name] = label
+    return labels
+
+
+def setup_order(tables: Tables) -> list[str]:
+    """Every setup: baseline, its controls, the engine's own device cache, then tiers by time to first token on a hit.
+
+    Setups without a valid trial come last, by name.
+    """
+    hits = tables.summary.filter((pl.col("metric") == "ttft_s") & (pl.col("pass") != "cold"))
+    speed: dict[str, float] = {}
+    for setup, ratio, value in hits.select("setup", "ratio", "median").iter_rows():
+        place = ratio if ratio is not None else value
+        speed[setup] = min(speed.get(setup, place), place)
+    about = {row["setup"]: row for row in tables.trials.sort("setup").iter_rows(named=True)}
+
+    def rank(setup: str) -> tuple[int, float, str]:
+        row = about[setup]
+        if setup == tables.baseline:
+            group = 0
+        elif row["control"]:
+            group = 1
+        elif setup not in speed:
+            group = 4
+        else:
+            group = 2 if row["tier"] == "gpu" else 3
+        return group, speed.get(setup, 0.0), setup
+
+    return sorted(about, key=rank)
+
+
+def workload_order(tables: Tables, data: pl.DataFrame) -> list[tuple[str, str]]:
+    """(suite, workload) of the rows of `data`, in the order in which trials run them."""
+    here = set(data.select("suite", "workload").unique().iter_rows())
+    known = [(suite, workload) for suite, workload in tables.context.get("workloads", [])]
+    return [pair for pair in known if pair in here] + sorted(here - set(known))

@@ -1,0 +1,121 @@
+"""Asked against measured, by setup: what has to be equal for a fair comparison, and whether it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Any
+
+import polars as pl
+
+from kvladder.tables.raw import RawTrial
+
+Row = dict[str, Any]
+
+_HIT_TIERS = ("gpu", "cpu", "nvme", "remote")
+
+
+def parity(raw: Sequence[RawTrial], passes: pl.DataFrame) -> Iterable[Row]:
+    """Rows of the table ``parity``. Trials that aren't valid are looked at only where a setup has no valid one."""
+    setups = sorted({trial.setup for trial in raw})
+    for setup in setups:
+        mine = [trial for trial in raw if trial.setup == setup and trial.record is not None]
+        mine = [trial for trial in mine if trial.status == "valid"] or mine
+        if mine:
+            for row in _of_setup(mine, passes.filter(pl.col("setup") == setup)):
+                yield {"setup": setup, **row}
+
+
+def _of_setup(trials: Sequence[RawTrial], passes: pl.DataFrame) -> Iterable[Row]:
+    records = [trial.record for trial in trials if trial.record is not None]
+    first = records[0]
+    engine, expected = first.config.get("engine", {}), first.expected
+    per_token = expected.get("kv_bytes_per_token")
+    effective = [record.effective for record in records]
+    block = effective[0].block_size
+
+    asked_pool = _asked_pool(engine, per_token, block)
+    pools = {each.kv_pool_tokens for each in effective}
+    yield _row("device KV pool", "tokens", asked_pool, pools, slack=block or 0)
+    yield _row("KV block", "tokens", engine.get("block_size"), {each.block_size for each in effective})
+    yield _row("prefix caching", None, expected.get("prefix_caching"), {each.prefix_caching for each in effective})
+    connector = (expected.get("connector") or {}).get("kv_connector") or "none"
+    yield _row("connector", None, connector, {each.connector or "none" for each in effective})
+    for tier, size in sorted((expected.get("capacity_bytes") or {}).items()):
+        # Only a connector that reports its configuration back says how large the tier really is.
+        read_back = {
+            (each.connector_config or {}).get("cpu_bytes_to_use") if tier == "cpu" else None for each in effective
+        }
+        yield _row(f"{tier} tier", "bytes", size, read_back)
+    yield _row("hit granularity", "tokens", expected.get("granularity"), set())
+    yield from _hits(expected, passes)
+    yield _row("KV of a token", "bytes", per_token, _bytes_per_token(passes), slack=0.1 * (per_token or 0))
+    yield _row("engine threads", None, engine.get("cpu_threads"), {each.details.get("threads") for each in effective})
+    limit = {each.details.get("max_model_len") for each in effective}
+    yield _row("longest prompt and output", "tokens", engine.get("max_model_len"), limit)
+    packages = first.stack.get("packages", {})
+    pinned = next((packages[name] for name in sorted(packages) if name.startswith("vllm")), None)
+    yield _row("engine version", None, pinned, {each.engine_version for each in effective})
+
+
+def _row(name: str, unit: str | None, asked: Any, measured: Iterable[Any], slack: float = 0) -> Row:
+    """One property. ``agrees`` is None where one side is unknown; several measured values never agree."""
+    seen = sorted({value for value in measured if value is not None}, key=str)
+    agrees: bool | None = None
+    if len(seen) > 1:
+        agrees = False
+    elif seen and asked is not None:
+        same = _text(seen[0]) == _text(asked)
+        close = bool(slack) and not isinstance(asked, str) and abs(seen[0] - asked) <= slack
+        agrees = same or close
+    return {
+        "property": name,
+        "unit": unit,
+        "asked": None if asked is None else _text(asked),
+        "measured": " / ".join(_text(value) for value in seen) or None,
+        "agrees": agrees,
+    }
+
+
+def _text(value: Any) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def _asked_pool(engine: dict[str, Any], per_token: int | None, block: int | None) -> int | None:
+    if engine.get("kv_pool_blocks") is not None:
+        block = engine.get("block_size") or block
+        return None if block is None else int(engine["kv_pool_blocks"]) * block
+    if per_token and engine.get("kv_pool_bytes") is not None:
+        return int(engine["kv_pool_bytes"]) // per_token
+    return None
+
+
+def _hits(expected: dict[str, Any], passes: pl.DataFrame) -> Iterable[Row]:
+    """Hit tokens of a repeated prompt: floor((L-1)/g)·g asked, the mean over a pass's prompts measured."""
+    unit = expected.get("granularity")
+    first_hits = passes.filter(pl.col("pass") == "first-hit")
+    for (workload,), rows in sorted(first_hits.partition_by("workload", as_dict=True).items()):
+        lengths, measured = set(), []
+        for row in rows.iter_rows(named=True):
+            lengths.add((row["prompt_tokens"] or 0) / row["requests"])
+            hits = [row[f"tokens_{tier}"] for tier in _HIT_TIERS]
+            if any(value is not None for value in hits) and row["requests"]:
+                measured.append(sum(value or 0 for value in hits) / row["requests"])
+        asked = None
+        if expected.get("tier") is None:
+            asked = 0
+        elif unit and len(lengths) == 1 and (length := lengths.pop()) > 0 and length.is_integer():
+            asked = (int(length) - 1) // unit * unit
+        seen = {round(median(measured))} if measured else set()
+        yield _row(f"hit of a prompt repeated in {workload}", "tokens", asked, seen)
+
+
+def _bytes_per_token(passes: pl.DataFrame) -> set[int]:
+    """Loaded bytes ÷ hit tokens, over all passes that know both."""
+    loaded = tokens = 0
+    for row in passes.iter_rows(named=True):
+        below = [row[f"tokens_{tier}"] for tier in _HIT_TIERS[1:]]
+        if row["loaded_bytes"] and any(below):
+            loaded += row["loaded_bytes"]
+            tokens += sum(value or 0 for value in below)
+    return {round(loaded / tokens)} if tokens else set()
