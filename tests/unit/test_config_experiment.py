@@ -105,6 +105,8 @@ def test_run_id_changes_with_what_defines_the_trial_and_nothing_else(data: dict[
     other = copy.deepcopy(data)
     other["setups"]["lmcache-mp"]["chunk_tokens"] = 512
     other["title"] = "Another heading"
+    other["setups"]["plain"]["title"] = "No cache at all"
+    other["setups"]["native-host"]["eviction"] = "lru"  # the default, said aloud
     other["repeats"] = 9
     other["gates"] = {"advisory": ["quiet-host"]}
     changed = validate(other)

@@ -252,22 +252,34 @@ class Trial:
 
 
 def effective(config: ExperimentConfig, setup: str, suite: str) -> dict[str, Any]:
-    """All that defines a trial of this setup and suite, with defaults filled in: what its run id is the hash of."""
-    dump = config.model_dump(mode="json", by_alias=True)
+    """All that defines a trial of this setup and suite, with defaults filled in."""
+    return _definition(config, setup, suite, exclude_defaults=False)
+
+
+def _definition(config: ExperimentConfig, setup: str, suite: str, *, exclude_defaults: bool) -> dict[str, Any]:
+    def dump(part: Strict) -> dict[str, Any]:
+        return part.model_dump(mode="json", by_alias=True, exclude_defaults=exclude_defaults)
+
     return {
-        "stack": dump["stack"],
-        "seed": dump["seed"],
-        "model": dump["model"],
-        "engine": dump["engine"],
-        "setup": config.setups[setup].model_dump(mode="json"),
-        "workloads": {name: config.workloads[name].model_dump(mode="json") for name in config.suite_map()[suite]},
-        "load": dump["load"],
+        "stack": config.stack,
+        "seed": config.seed,
+        "model": dump(config.model),
+        "engine": dump(config.engine),
+        "setup": dump(config.setups[setup]),
+        "workloads": {name: dump(config.workloads[name]) for name in config.suite_map()[suite]},
+        "load": dump(config.load),
     }
 
 
 def run_id(config: ExperimentConfig, setup: str, suite: str) -> str:
-    """Eight hex digits: the hash of `effective`. Equal config, equal run; anything else is kept apart."""
-    return _hash(effective(config, setup, suite))
+    """Eight hex digits: the hash of what defines a trial. Equal config, equal run; anything else is kept apart.
+
+    Defaults are left out, so that a later version's new key doesn't disown what was measured before it; so is the
+    setup's title, which only the report shows.
+    """
+    definition = _definition(config, setup, suite, exclude_defaults=True)
+    definition["setup"].pop("title", None)
+    return _hash(definition)
 
 
 def plan(config: ExperimentConfig) -> list[Trial]:
@@ -284,10 +296,10 @@ def plan(config: ExperimentConfig) -> list[Trial]:
     return trials
 
 
-def start_id(config: ExperimentConfig, setup: str) -> str:
-    """Eight hex digits: the hash of all that defines how a setup is brought up."""
-    dump = config.model_dump(mode="json", by_alias=True)
-    return _hash([dump["stack"], dump["model"], dump["engine"], config.setups[setup].model_dump(mode="json")])
+def start_id(config: ExperimentConfig, setup: str, *content: str) -> str:
+    """Eight hex digits: the hash of all that defines how a setup is brought up; ``content`` are hashes of code."""
+    dump = config.model_dump(mode="json", by_alias=True, include={"stack", "model", "engine"})
+    return _hash([dump, config.setups[setup].model_dump(mode="json"), *content])
 
 
 def model_id(config: ExperimentConfig) -> str:
