@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvladder.counters.reading import ENGINE, Delta, Pages, Reading, activity, engine_reading
+from kvladder.counters.reading import ACTIVE, ENGINE, Delta, Pages, Reading, activity, engine_reading
 
 MASTER = "mooncake"
 """Name of the master among a trial's servers."""
@@ -34,5 +34,17 @@ def store_reading(delta: Delta) -> Reading:
 
 
 def store_activity(pages: Pages) -> dict[str, float] | None:
-    """Keys, bytes and put requests of the pool, as the master has them; None without the master's page."""
-    return activity(pages, MASTER, POOL)
+    """Keys, bytes and put requests of the pool, and puts in flight; None without the master's page.
+
+    The master counts a put when it begins and when it ends. One batch over TCP can take seconds in which nothing
+    changes: puts that have begun and neither ended nor been revoked are work in flight, however still the page is.
+    """
+    found = activity(pages, MASTER, POOL)
+    page = pages.get(MASTER)
+    if found is None or page is None:
+        return found
+    for kind in ("put", "batch_put"):
+        begun, *ended = (page.total(f"master_{kind}_{step}_requests_total") for step in ("start", "end", "revoke"))
+        if begun is not None and ended[0] is not None:
+            found[f"{ACTIVE}master_{kind}_in_flight"] = begun - sum(value or 0 for value in ended)
+    return found

@@ -1,0 +1,61 @@
+# Thin: makes the harness, then hands over to snakemake. `make help` lists the targets.
+# Paths stay relative, so that a folder may have blanks in its name.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+CORES ?= all
+export PYTHON
+# Files are UTF-8, whatever the locale says.
+export LC_ALL := C.UTF-8
+export PYTHONUTF8 := 1
+# A user without a name, or with a home that can't be written, gets both from here.
+export USER ?= uid$(shell id -u)
+ifneq ($(shell test -n "$$HOME" && test -w "$$HOME" && echo yes),yes)
+export XDG_CACHE_HOME ?= $(shell mkdir -p .cache && pwd)/.cache
+endif
+
+RUN := envs/harness/.venv/bin/python
+SNAKEMAKE := $(RUN) -m snakemake
+PYTEST := $(RUN) -m pytest
+
+.PHONY: help demo setup harness test test-all lint clean-results clean-envs
+
+help: ## This list
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
+
+demo: harness ## Set up what is needed and run the default experiment to reports/demo.html and .pdf
+	@$(SNAKEMAKE) --cores $(CORES)
+	@echo "The report: reports/demo.html, reports/demo.pdf; in short: results/demo/summary.md"
+
+setup: harness ## The harness and the default experiment's engines, nothing else
+	@$(SNAKEMAKE) --cores $(CORES) env
+
+harness: ## What runs snakemake: envs/harness/.venv
+	@envs/harness/install.sh
+
+.PHONY: harness-dev
+harness-dev:
+	@envs/harness/install.sh --dev
+
+test: harness-dev setup ## All tests but the slow ones; the last ones start real engines
+	@$(PYTEST) -n 2 --dist loadfile -m "not engine and not slow"
+	@$(PYTEST) -m "engine and not slow" || { code=$$?; test $$code -eq 5; }
+
+test-all: harness-dev setup ## Slow variants as well
+	@$(PYTEST) -n 2 --dist loadfile -m "not engine"
+	@$(PYTEST) -m engine || { code=$$?; test $$code -eq 5; }
+
+lint: harness-dev ## ruff, mypy, snakefmt, snakemake --lint
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+	@$(RUN) -m snakefmt --check --line-length 120 workflow
+	@$(RUN) .ci/lint_workflow.py
+
+clean-results: ## Remove results and reports that aren't published
+	@find results reports -mindepth 1 -maxdepth 1 ! -name published -exec rm -rf {} + 2>/dev/null || true
+
+clean-envs: ## Remove the environments that setup made
+	@rm -rf envs/*/.venv envs/*/.cache

@@ -1,0 +1,132 @@
+"""Making a stack ready: its own environment, patches, versions, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvladder.config.yaml import ConfigError
+from kvladder.stack import debian, patching, paths
+from kvladder.stack.install import InstallError, install
+
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+VENV = f'python: "{VERSION}"\ndevice: none\nengine: nothing\nengine_version: "1"\n'
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Path:
+    """A stack with its own environment and nothing in it."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    (folder / "stack.yaml").write_text(VENV, encoding="utf-8")
+    (folder / "requirements.lock").write_text("# nothing\n", encoding="utf-8")
+    return folder
+
+
+def test_an_environment_is_made_once(stack: Path) -> None:
+    lines: list[str] = []
+    stamp = install(stack, lines.append)
+    assert stamp.source == "venv"
+    python = stack / ".venv/bin/python"
+    assert Path(os.path.abspath(stamp.interpreter)) == python  # noqa: PTH100
+    made = python.lstat().st_mtime_ns
+    lines.clear()
+    again = install(stack, lines.append)
+    assert again == stamp
+    assert python.lstat().st_mtime_ns == made
+    assert lines == [f"stack empty: {stack / '.venv'} holds what requirements.lock says"]
+
+
+def test_a_half_made_environment_is_made_again(stack: Path) -> None:
+    install(stack, lambda _: None)
+    paths.stamp_of(stack).unlink()
+    lines: list[str] = []
+    install(stack, lines.append)
+    assert any("half-made" in line for line in lines)
+
+
+def test_an_environment_of_somebody_else_is_left_alone(stack: Path) -> None:
+    mine = stack / ".venv" / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("x", encoding="utf-8")
+    with pytest.raises(InstallError, match="was not made by kvladder"):
+        install(stack, lambda _: None)
+    assert mine.read_text(encoding="utf-8") == "x"
+
+
+def test_a_changed_definition_takes_the_old_copies_of_the_stamp_along(stack: Path) -> None:
+    install(stack, lambda _: None, paths.stamp_of(stack, "aaa"))
+    install(stack, lambda _: None, paths.stamp_of(stack, "bbb"))
+    assert not paths.stamp_of(stack, "aaa").exists()
+    copy = json.loads(paths.stamp_of(stack, "bbb").read_text(encoding="utf-8"))
+    assert copy == json.loads(paths.stamp_of(stack).read_text(encoding="utf-8"))
+
+
+def test_packages_that_nobody_has(stack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (stack / "requirements.lock").write_text("kvladder-no-such-package==1.0+cpu\n", encoding="utf-8")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(InstallError, match=r"can't be installed from.*kvladder-no-such-package.*PIP_EXTRA_INDEX_URL"):
+        install(stack, lambda _: None)
+    assert not paths.stamp_of(stack).exists()
+
+
+def test_the_lock_pins_everything(stack: Path) -> None:
+    (stack / "requirements.lock").write_text("numpy>=2\n", encoding="utf-8")
+    with pytest.raises(InstallError, match=r"expected name==version, found 'numpy>=2'"):
+        install(stack, lambda _: None)
+
+
+def test_preinstalled_versions_are_checked(stack: Path) -> None:
+    text = f'python: "{VERSION}"\ndevice: cpu\nsource: preinstalled\nengine: pydantic\nengine_version: 0.0.1\n'
+    (stack / "stack.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(InstallError, match=r"pydantic 0\.0\.1 is wanted, .* is installed"):
+        install(stack, lambda _: None)
+
+
+def test_another_python(stack: Path) -> None:
+    (stack / "stack.yaml").write_text(VENV.replace(VERSION, "3.99"), encoding="utf-8")
+    with pytest.raises(InstallError, match=r"python3\.99"):
+        install(stack, lambda _: None)
+
+
+def test_system_packages_need_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debian, "missing", list)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    problem = debian.install(["libibverbs1"], lambda _: None)
+    assert problem is not None
+    assert "apt-get install libibverbs1" in problem
+
+
+PATCH = "--- a/pkg/x.py\n+++ b/pkg/x.py\n@@ -1,3 +1,3 @@\n a\n-b\n+B\n c\n"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """An installed package, below a folder that a repository ignores."""
+    folder = tmp_path / "site" / "pkg"
+    folder.mkdir(parents=True)
+    (folder / "x.py").write_text("a\nb\nc\n", encoding="utf-8")
+    (tmp_path / "01-x.patch").write_text(PATCH, encoding="utf-8")
+    return folder.parent
+
+
+def test_a_patch_is_applied_once(site: Path, tmp_path: Path) -> None:
+    assert patching.apply(tmp_path / "01-x.patch", site)
+    assert (site / "pkg/x.py").read_text(encoding="utf-8") == "a\nB\nc\n"
+    assert not patching.apply(tmp_path / "01-x.patch", site)
+
+
+def test_a_patch_that_does_not_fit(site: Path, tmp_path: Path) -> None:
+    (site / "pkg/x.py").write_text("other\n", encoding="utf-8")
+    with pytest.raises(patching.PatchError, match=r"01-x\.patch does not fit pkg/x\.py"):
+        patching.apply(tmp_path / "01-x.patch", site)
+    assert (site / "pkg/x.py").read_text(encoding="utf-8") == "other\n"
+
+
+def test_unknown_stacks_are_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"unknown 'nope'; stacks are: .*cpu"):
+        paths.find("nope")

@@ -1,0 +1,224 @@
+# The experiment, its plan, and what rules share. There is no rule here.
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+from kvladder.config import registry
+from kvladder.config import stack as stacks
+from kvladder.config.experiment import block_id, model_id, plan, start_id
+from kvladder.config.sources import read
+from kvladder.config.yaml import ConfigError
+from kvladder.plan import digest, estimate, stored
+from kvladder.plan.captions import constants
+from kvladder.plan.parent import WORKFLOW_PID
+from kvladder.stack import paths
+
+# Config files are read here and not by `configfile:`, which lets a duplicate key win silently, takes 1e9 for a string,
+# and would mix the default experiment into every other one.
+try:
+    EXPERIMENT = read(
+        workflow.config_settings.configfiles or [Path("config/config.yaml")],
+        workflow.config_settings.config_args or (),
+    )
+    STACK_FOLDER = paths.find(EXPERIMENT.stack)
+    STACK = stacks.load(STACK_FOLDER)
+    STACK_FILES = paths.definition_files(STACK_FOLDER, STACK)
+    BUDGET_S = estimate.budget(EXPERIMENT.budget_s)
+except (ConfigError, ValueError) as problem:
+    # One message, no trace-back; nothing has been started.
+    print(f"kvladder: {problem}", file=sys.stderr)
+    sys.exit(1)
+
+# What rules look up is the effective configuration, every default filled in.
+config.clear()
+config.update(EXPERIMENT.model_dump(mode="json", by_alias=True))
+
+PYTHON = sys.executable
+RESULTS = Path("results", EXPERIMENT.experiment)
+PLAN = plan(EXPERIMENT)
+FOLDED = EXPERIMENT.start == "folded"
+GPUS = 1 if STACK.device == "cuda" else 0
+# Trials don't share their cores with other jobs, whatever --cores says; a command line's --resources would replace the
+# profile's cap on `host`, so the cap is set here as well.
+TRIAL_THREADS = max(1, (workflow.resource_settings.cores or 1) // EXPERIMENT.host_slots)
+if "host" not in workflow.global_resources or EXPERIMENT.host_slots > 1:
+    workflow.register_resource("host", EXPERIMENT.host_slots)
+
+
+def shown(path):
+    """A path relative to the working directory where it lies below it."""
+    path = Path(path)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def program(name):
+    """A script that is run by `shell`."""
+    return shown(Path(workflow.basedir) / "scripts" / name)
+
+
+STACK_DIGEST = digest.digest(STACK_FILES, paths.ROOT)
+STAMP = shown(paths.stamp_of(STACK_FOLDER, STACK_DIGEST))
+MODEL = f"results/{{experiment}}/models/{model_id(EXPERIMENT)}/config.json"
+START = "results/{experiment}/start/{setup}-{start}.json"
+TRIAL = "results/{experiment}/trials/{setup}/{suite}/r{repeat}-{run}/trial.json"
+OWN_VERDICT = "results/{experiment}/trials/{setup}/{suite}/r{repeat}-{run}/own-verdict.json"
+VERDICT = "results/{experiment}/trials/{setup}/{suite}/r{repeat}-{run}/verdict.json"
+BLOCK = "results/{experiment}/blocks/{suite}/r{repeat}-{block}.json"
+TABLE_NAMES = ("trials", "passes", "requests", "metrics", "summary", "gates", "parity")
+TABLE = [f"results/{{experiment}}/tables/{name}.{ending}" for name in TABLE_NAMES for ending in ("parquet", "csv")]
+TABLE.append("results/{experiment}/tables/context.json")
+FIGURES = [kind.replace("-", "_") for kind in registry.kinds("figures")]  # the names of their files
+FIGURE = [f"results/{{experiment}}/figures/{{figure}}.{ending}" for ending in ("svg", "narrow.svg", "png")]
+REPORT = ["reports/{experiment}.html", "reports/{experiment}.pdf", "results/{experiment}/summary.md"]
+
+
+def code_of_setup(setup, suite=None):
+    """Modules that make the raw data of a setup's bring-up, or of its trials of a suite."""
+    workloads = [] if suite is None else EXPERIMENT.suite_map()[suite]
+    kinds = {config["workloads"][name]["kind"] for name in workloads}
+    return digest.measuring_code(config["setups"][setup]["kind"], kinds)
+
+
+def start_path(setup):
+    """Where a setup's bring-up is recorded: another path for another content of anything that it depends on."""
+    code = digest.digest(code_of_setup(setup), paths.ROOT)
+    return str(RESULTS / "start" / f"{setup}-{start_id(EXPERIMENT, setup, STACK_DIGEST, code)}.json")
+
+
+STARTS = {setup: start_path(setup) for setup in config["setups"]}
+SELECTION = estimate.select(
+    PLAN,
+    RESULTS,
+    started=[setup for setup, path in STARTS.items() if FOLDED or Path(path).is_file()],
+    budget_s=BUDGET_S,
+)
+TRIALS = sorted(SELECTION.done + SELECTION.todo, key=lambda trial: trial.order)
+BY_KEY = {(trial.setup, trial.suite, str(trial.repeat), trial.run): trial for trial in PLAN}
+
+
+def one_of(names):
+    """A wildcard constraint: these names and nothing else."""
+    return "|".join(re.escape(name) for name in sorted(set(names), key=len, reverse=True))
+
+
+wildcard_constraints:
+    experiment=re.escape(EXPERIMENT.experiment),
+    setup=one_of(config["setups"]),
+    suite=one_of(EXPERIMENT.suite_map()),
+    repeat=r"\d+",
+    run=one_of(trial.run for trial in PLAN),
+    start=r"[0-9a-f]{8}",
+    block=r"[0-9a-f]{8}",
+
+
+def of_experiment(pattern, **wildcards):
+    """Paths of this experiment."""
+    return expand(pattern, experiment=EXPERIMENT.experiment, **wildcards)
+
+
+def of_trials(pattern, trials):
+    """The file of a pattern for every trial, in the plan's order."""
+    return [str(RESULTS / trial.folder / Path(pattern).name) for trial in trials]
+
+
+def judged(trials):
+    """Trials and their verdicts. Targets name both: snakemake makes no intermediate file again that is merely missing."""
+    trials = list(trials)
+    return of_trials(TRIAL, trials) + of_trials(VERDICT, trials)
+
+
+JUDGED = judged(TRIALS)
+
+
+def planned(wildcards):
+    """The trial of a job."""
+    return BY_KEY[wildcards.setup, wildcards.suite, wildcards.repeat, wildcards.run]
+
+
+def trial_priority(wildcards):
+    """Earlier in the plan's order, higher."""
+    return len(PLAN) - planned(wildcards).order
+
+
+def start_record(wildcards):
+    """The bring-up that a trial waits for; nothing where its first trial is the bring-up."""
+    return [] if FOLDED else ancient(STARTS[wildcards.setup])
+
+
+def measuring_code(wildcards):
+    """Modules that make a job's raw data; their content counts, not their time."""
+    return ancient([shown(path) for path in code_of_setup(wildcards.setup, wildcards.get("suite"))])
+
+
+def code_digest(wildcards):
+    """Content of `measuring_code`, without comments and formatting."""
+    return digest.digest(code_of_setup(wildcards.setup, wildcards.suite), paths.ROOT)
+
+
+def code_of(*packages):
+    """Modules of the library that a later stage runs."""
+    return [shown(path) for path in digest.source_files(*packages)]
+
+
+BLOCKS = {}
+for trial in TRIALS:
+    BLOCKS.setdefault((trial.suite, str(trial.repeat)), []).append(trial)
+
+
+def of_block(pattern):
+    """Input function: the files of a block's trials."""
+
+    def files(wildcards):
+        return of_trials(pattern, BLOCKS[wildcards.suite, wildcards.repeat])
+
+    return files
+
+
+def block_path(wildcards):
+    """Where the findings across a trial's block are: another set of trials, another file."""
+    block = block_id(BLOCKS[wildcards.suite, wildcards.repeat])
+    return str(RESULTS / "blocks" / wildcards.suite / f"r{wildcards.repeat}-{block}.json")
+
+
+def figure_caption(wildcards):
+    """A figure's caption, from its module."""
+    return constants(wildcards.figure).get("CAPTION", "")
+
+
+def figure_labels(wildcards):
+    """What a figure is called in snakemake's report, from its module."""
+    return {"figure": constants(wildcards.figure).get("TITLE", wildcards.figure)}
+
+
+def figure_category(wildcards):
+    """A figure's category in snakemake's report, from its module."""
+    return constants(wildcards.figure).get("CATEGORY", "Figures")
+
+
+if workflow.is_main_process:
+    print(f"kvladder: {EXPERIMENT.experiment}: {SELECTION.describe(GPUS)}", file=sys.stderr)
+    os.environ[WORKFLOW_PID] = str(os.getpid())
+    if BUDGET_S is not None:
+        os.environ.setdefault(estimate.DEADLINE, str(time.time() + BUDGET_S))
+
+
+# Jobs read the effective configuration from here. It is no rule's output: trials must not depend on it as a whole.
+onstart:
+    stored.write(EXPERIMENT, RESULTS)
+
+
+def sweep():
+    """A trial that its job refused to start leaves a record that says so: the next run is to measure it."""
+    swept = estimate.sweep(RESULTS)
+    if swept:
+        print(f"kvladder: {len(swept)} trials were not started for lack of time; run again", file=sys.stderr)
+
+
+onsuccess:
+    sweep()
+
+
+onerror:
+    sweep()
