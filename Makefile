@@ -20,7 +20,7 @@ RUN := envs/harness/.venv/bin/python
 SNAKEMAKE := $(RUN) -m snakemake
 PYTEST := $(RUN) -m pytest
 
-.PHONY: help demo setup harness test test-all lint clean-results clean-envs
+.PHONY: help demo setup harness test test-all lint schemas bundle published clean-results clean-envs
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,6 +53,15 @@ lint: harness-dev ## ruff, mypy, snakefmt, snakemake --lint
 	@$(RUN) -m mypy
 	@$(RUN) -m snakefmt --check --line-length 120 workflow
 	@$(RUN) .ci/lint_workflow.py
+
+schemas: harness ## Generate workflow/schemas and the key reference of config/README.md from the models
+	@$(RUN) -m kvladder.config.schema
+
+bundle: ## The cuda stack's offline bundle for a GPU host without network, into .bundle/
+	@envs/cuda/offline/build.sh .bundle
+
+published: harness ## Rebuild the reports of results/published from their raw data; measures nothing
+	@$(RUN) -m kvladder.provenance.publish rebuild
 
 clean-results: ## Remove results and reports that aren't published
 	@find results reports -mindepth 1 -maxdepth 1 ! -name published -exec rm -rf {} + 2>/dev/null || true

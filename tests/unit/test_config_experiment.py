@@ -56,6 +56,12 @@ def test_bad_sizes_are_refused_with_the_key(data: dict[str, Any], size: Any) -> 
     assert "setups.native-host.cpu_bytes" in refused(data)
 
 
+@pytest.mark.parametrize("name", ["port", "--host", "served_model_name", "api-key", "model"])
+def test_arguments_that_are_our_own_are_refused(data: dict[str, Any], name: str) -> None:
+    data["setups"]["plain"]["args"] = {name: 1}
+    assert f"setups.plain.args: {name!r} is set by kvladder" in refused(data)
+
+
 def test_unknown_kind_lists_what_there_is(data: dict[str, Any]) -> None:
     data["setups"]["x"] = {"kind": "nativ"}
     assert "unknown kind 'nativ'" in refused(data)

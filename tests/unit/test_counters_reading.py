@@ -292,3 +292,19 @@ def test_lmcache_bytes_follow_the_pool() -> None:
     }
     reading = lmcache.mp_reading(Delta(parse_pages(start), parse_pages(end)))
     assert (reading.stored_bytes, reading.loaded_bytes) == (12_000, 11_000)
+
+
+def test_a_mooncake_put_in_flight_is_work_however_still_the_page_is() -> None:
+    """A batch of gigabytes over TCP takes seconds in which no counter moves: seen on a GPU, where the first hit then
+    found half of the prompt."""
+    page = (
+        "master_key_count 3473\nmaster_allocated_bytes 7283408896\n"
+        "master_put_start_requests_total 0\nmaster_put_end_requests_total 0\nmaster_put_revoke_requests_total 0\n"
+        "master_batch_put_start_requests_total 7\nmaster_batch_put_end_requests_total {}\n"
+        "master_batch_put_revoke_requests_total {}\n"
+    )
+    for ended, revoked, in_flight in ((6, 0, 1), (7, 0, 0), (6, 1, 0)):
+        found = mooncake.store_activity(parse_pages({"mooncake": page.format(ended, revoked)}))
+        assert found is not None
+        assert found[f"{ACTIVE}master_batch_put_in_flight"] == in_flight
+        assert found[f"{ACTIVE}master_put_in_flight"] == 0

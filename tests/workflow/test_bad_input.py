@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -193,3 +194,10 @@ def test_a_user_without_name_and_home(project: Project) -> None:
     done = subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (project.folder / "reports/tiny.pdf").is_file()
+
+
+def test_a_port_in_use(project: Project) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        project.config(engine=CONFIG["engine"] | {"port": port})
+        refused(project, "engine.port", str(port), "in use")

@@ -13,6 +13,8 @@ from kvladder.config.yaml import ConfigError
 from kvladder.plan import digest, estimate, stored
 from kvladder.plan.captions import constants
 from kvladder.plan.parent import WORKFLOW_PID
+from kvladder.serving.errors import PortInUse
+from kvladder.serving.ports import check_free
 from kvladder.stack import paths
 
 # Config files are read here and not by `configfile:`, which lets a duplicate key win silently, takes 1e9 for a string,
@@ -26,6 +28,11 @@ try:
     STACK = stacks.load(STACK_FOLDER)
     STACK_FILES = paths.definition_files(STACK_FOLDER, STACK)
     BUDGET_S = estimate.budget(EXPERIMENT.budget_s)
+    if EXPERIMENT.engine.port is not None and workflow.is_main_process:
+        check_free(EXPERIMENT.engine.port)
+except PortInUse as problem:
+    print(f"kvladder: engine.port: {problem}; free it, or leave the key out", file=sys.stderr)
+    sys.exit(1)
 except (ConfigError, ValueError) as problem:
     # One message, no trace-back; nothing has been started.
     print(f"kvladder: {problem}", file=sys.stderr)

@@ -2,7 +2,9 @@
 
 import sys
 
+from kvladder.config.experiment import plan
 from kvladder.plan import unmeasured
+from kvladder.plan.estimate import outlook
 from kvladder.plan.job import Job, run_job
 from kvladder.trial.runner import run_trial, write_atomically
 from kvladder.trial.session import Job as Serving
@@ -14,6 +16,7 @@ def work(job: Job) -> None:
     trial = job.trial()
     why = unmeasured.reason(job.results, trial)
     if why is None:
+        job.say(outlook(plan(job.config), job.results))
         serving = Serving(job.config, Stack.load(job.stack_folder, job.stamp_path), job.model_folder, job.say)
         run_trial(serving, trial, job.out.parent)
     else:

@@ -11,15 +11,31 @@ import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from kvladder.config import registry
 from kvladder.config.base import Bytes, Name, Strict
 from kvladder.config.yaml import ConfigError, problems
 
 Scalar = str | int | float | bool | None
+
+OWN_ARGUMENTS = frozenset({"model", "served-model-name", "host", "port", "api-key"})
+"""vLLM arguments that kvladder sets itself: with others the client would miss the server, or another one answer."""
+
+
+def _check_arguments(arguments: dict[str, Scalar]) -> dict[str, Scalar]:
+    """Refuse vLLM arguments that are kvladder's own."""
+    for name in arguments:
+        if name.removeprefix("--").replace("_", "-") in OWN_ARGUMENTS:
+            hint = ": use engine.port" if name.removeprefix("--") == "port" else ""
+            raise ValueError(f"{name!r} is set by kvladder{hint}; its own are: {', '.join(sorted(OWN_ARGUMENTS))}")
+    return arguments
+
+
+Arguments = Annotated[dict[str, Scalar], AfterValidator(_check_arguments)]
+"""vLLM arguments by name, without kvladder's own."""
 
 
 class ModelConfig(Strict):
@@ -68,7 +84,10 @@ class EngineConfig(Strict):
         default=None, description="CPU stack: cores that the engine's threads bind to, e.g. '0-1'. Never automatic."
     )
     eager: bool = Field(default=True, description="No compilation and no graphs: quick starts; off for decode numbers.")
-    args: dict[str, Scalar] = Field(
+    port: int | None = Field(
+        default=None, ge=1, le=65535, description="Port of the engine's API on loopback; unset: a free one."
+    )
+    args: Arguments = Field(
         default_factory=dict, description="Any vLLM argument: `max-num-seqs: 4`; true = a bare flag."
     )
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of every process of a trial.")

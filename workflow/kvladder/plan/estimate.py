@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -133,6 +133,13 @@ def select(plan: Iterable[Trial], folder: Path, *, started: Iterable[str], budge
         seconds += cost
         unknown += sum(need is None for need in needs)
     return Selection(done, todo, left_out, to_start, seconds, unknown)
+
+
+def outlook(plan: Sequence[Trial], folder: Path) -> str:
+    """Where an experiment stands, for the trial that is about to start: which one of how many, and about how long."""
+    here = select(plan, folder, started=[trial.setup for trial in plan], budget_s=None)
+    left = "no times on record yet" if here.unknown else f"about {duration(here.seconds)} left to measure"
+    return f"trial {len(here.done) + 1} of {len(plan)}, {left}"
 
 
 def budget(configured: float | None, environment: Mapping[str, str] = os.environ) -> float | None:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from kvladder.config.base import Strict
-from kvladder.config.experiment import EngineConfig, ModelConfig, Scalar
+from kvladder.config.experiment import Arguments, EngineConfig, ModelConfig
 from kvladder.config.stack import StackConfig
 from kvladder.config.traffic import PassName
 from kvladder.counters.reading import Delta, Pages, Reading, engine_reading, engine_store_activity
@@ -66,7 +66,7 @@ class SetupConfig(Strict):
 
     kind: str
     title: str | None = Field(default=None, description="Name shown in the report; unset: the setup's own name.")
-    args: dict[str, Scalar] = Field(default_factory=dict, description="vLLM arguments of this setup alone.")
+    args: Arguments = Field(default_factory=dict, description="vLLM arguments of this setup alone.")
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of this setup alone.")
 
     prefix_caching: ClassVar[bool] = False

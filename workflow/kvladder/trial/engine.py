@@ -83,9 +83,11 @@ def engine_spec(setup: SetupConfig, context: SetupContext, api_key: str) -> Proc
         env["OMP_NUM_THREADS"] = str(len(cores(context.engine.cpu_threads)))
     env |= {**context.engine.env, **setup.env}
     port = context.port("engine")
+    # An engine that computes on the host's cores would keep the client from the one it needs to read the clock.
+    yielding = ["nice", "-n", "10"] if context.stack.device == "cpu" else []
     return ProcessSpec(
         name="engine",
-        argv=[str(context.python), *context.stack.api_server, *flags(arguments(setup, context))],
+        argv=[*yielding, str(context.python), *context.stack.api_server, *flags(arguments(setup, context))],
         env=env,
         cwd=context.folder,
         log=context.folder / "logs" / "engine.log",

@@ -40,10 +40,14 @@ def server_info(port: int, api_key: str) -> dict[str, Any] | None:
     return info if isinstance(info, dict) else None
 
 
-def read_back(setup: SetupConfig, context: SetupContext, group: ServerGroup, api_key: str) -> EffectiveConfig:
-    """Effective configuration of a setup's running servers; what can't be read is None."""
-    info = server_info(context.port("engine"), api_key) or {}
-    config = info.get("vllm_config", {})
+def read_back(
+    setup: SetupConfig, context: SetupContext, group: ServerGroup, info: dict[str, Any] | None
+) -> EffectiveConfig:
+    """Effective configuration of a setup's running servers; what can't be read is None.
+
+    ``info`` is the engine's answer to `server_info`.
+    """
+    config = (info or {}).get("vllm_config", {})
     if not isinstance(config, dict):
         config = {}
     cache = config.get("cache_config") or {}

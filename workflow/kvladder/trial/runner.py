@@ -39,8 +39,8 @@ def run_start(job: Job, setup: str, run: str, folder: Path) -> StartRecord:
     workload = max(config.workloads.values(), key=lambda item: item.longest_prompt())
     try:
         with attempt.up() as session:
-            effective_config = session.effective
             ttft = session.warm_up(workload, "start")
+            effective_config = session.effective
             resident = memory(session.group.tree()).rss_bytes
             say(f"first prompt {ttft / 1e9:.2f} s, pool {effective_config.kv_pool_tokens} tokens")
             stopping = time.monotonic_ns()
@@ -90,6 +90,7 @@ class _Run:
         self.passes: list[PassRecord] = []
         self.session: Session | None = None
         self.rss_bytes: int | None = None
+        self.effective = EffectiveConfig()
 
     def measure(self, session: Session) -> None:
         """Warm up, then every workload of the suite with its passes."""
@@ -103,7 +104,8 @@ class _Run:
         self.say(f"warm: {ttft / 1e9:.2f} s for an unmeasured prompt")
         self.rss_bytes = memory(session.group.tree()).rss_bytes
         # Setups of a block get the same prompts: the namespace names the block, not the setup.
-        traffic = session.traffic(f"{suite}/r{self.trial.repeat}")
+        self.effective = session.effective
+        traffic = session.traffic(f"{suite}/r{self.trial.repeat}", self.effective)
         plans = {name: workloads[name].passes(name, traffic) for name in names}
         self.marks["warm"] = time.monotonic_ns()
         with sampling(self.folder / "probes.jsonl", self.config.probe_interval_s, session.devices):
@@ -181,7 +183,7 @@ class _Run:
             harness=describe_harness(Path(__file__).parents[3]),
             config=effective(self.config, trial.setup, trial.suite),
             expected=self._expected(),
-            effective=session.effective if session is not None else EffectiveConfig(),
+            effective=self.effective,
             servers=self.attempt.records(),
             passes=self.passes,
             marks=self.marks,
@@ -193,7 +195,7 @@ class _Run:
 
     def _expected(self) -> dict[str, Any]:
         session, setup = self.session, self.attempt.setup
-        block = session.effective.block_size if session is not None else None
+        block = self.effective.block_size
         return {
             "title": setup.title,
             "tier": setup.tier,

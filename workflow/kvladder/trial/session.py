@@ -9,10 +9,13 @@ import json
 import os
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kvladder.config import stack as stacks
 from kvladder.config.experiment import ExperimentConfig
@@ -28,8 +31,9 @@ from kvladder.serving.lease import lease
 from kvladder.serving.ports import Ports, reserve
 from kvladder.serving.process import ServerFailed, ServerGroup, servers
 from kvladder.setups.base import SetupConfig, SetupContext
+from kvladder.stack.paths import ROOT
 from kvladder.trial.engine import SERVED_NAME, engine_spec
-from kvladder.trial.readback import read_back
+from kvladder.trial.readback import read_back, server_info
 from kvladder.workloads.base import OneLengthWorkload, Prompts
 
 WARM_UP = "warm-up"
@@ -52,7 +56,7 @@ class Stack:
     @property
     def python(self) -> Path:
         """Interpreter of the servers. Never resolved: a venv's python is a link that must stay one."""
-        return Path(os.path.abspath(self.stamp.interpreter))  # noqa: PTH100
+        return ROOT / self.stamp.interpreter
 
     @property
     def env(self) -> dict[str, str]:
@@ -114,9 +118,14 @@ class Session:
     group: ServerGroup
     target: Target
     devices: list[str]
-    effective: EffectiveConfig
+    info: Future[dict[str, Any] | None]
     urls: dict[str, str]
     snapshots: list[CounterSnapshot] = field(default_factory=list)
+
+    @property
+    def effective(self) -> EffectiveConfig:
+        """What the servers say of themselves now. Waits for the engine's answer."""
+        return read_back(self.setup, self.context, self.group, self.info.result())
 
     def snapshot(self, mark: str) -> None:
         """Scrape every server and keep the raw pages under ``mark``."""
@@ -129,7 +138,7 @@ class Session:
             lambda: self.setup.store_activity(parse_pages(scrape(self.urls, "drain").pages)), load.quiet_s, load.drain_s
         )
 
-    def traffic(self, namespace: str) -> TrafficContext:
+    def traffic(self, namespace: str, effective: EffectiveConfig) -> TrafficContext:
         """What workloads draw prompts from; equal for every setup of a block."""
         config = self.job.config
         shape = config.model.shape or {}
@@ -139,9 +148,9 @@ class Session:
             seed=config.seed,
             namespace=namespace,
             vocab_size=int(text.get("vocab_size", 32000)),
-            block_size=self.effective.block_size or config.engine.block_size or 16,
+            block_size=effective.block_size or config.engine.block_size or 16,
             reserved_ids=frozenset(token for token in special if isinstance(token, int)),
-            capacity_tokens=self.effective.capacity_tokens,
+            capacity_tokens=effective.capacity_tokens,
         )
 
     def warm_up(self, workload: OneLengthWorkload, suite: str) -> int:
@@ -152,7 +161,8 @@ class Session:
         """
         output = workload.output_tokens
         tokens = workload.longest_prompt() - output
-        requests = Prompts(WARM_UP, self.traffic(suite)).requests(1, tokens, output)
+        # The engine may still be busy answering for its configuration: these prompts need none of it.
+        requests = Prompts(WARM_UP, self.traffic(suite, EffectiveConfig())).requests(1, tokens, output)
         plan = PassPlan(WARM_UP, "cold", 0, 1, requests)
         times: list[int] = []
         names: tuple[PassName, ...] = ("cold", "first-hit")
@@ -194,7 +204,7 @@ class Session:
 
     def _nudge(self) -> None:
         """One request of one token, unmeasured."""
-        prompt = Prompts(f"{WARM_UP}-nudge", self.traffic("nudge")).requests(1, 1, 1)
+        prompt = Prompts(f"{WARM_UP}-nudge", self.traffic("nudge", EffectiveConfig())).requests(1, 1, 1)
         record = run_pass(self.target, PassPlan(WARM_UP, "cold", 0, 1, prompt), self.job.limits).records[0]
         if record.status != "ok":
             self.group.check_alive()
@@ -262,12 +272,19 @@ class Attempt:
         """
         config, stack = self.job.config, self.job.stack
         with contextlib.ExitStack() as held:
+            # A stand-in for tests measures nothing: locks of its own, so that it needn't wait for the machine.
+            apart = (
+                Path(held.enter_context(tempfile.TemporaryDirectory(prefix="kvladder-locks-")))
+                if stack.config.device == "none"
+                else None
+            )
             taken = held.enter_context(
                 lease(
                     int(stack.config.device == "cuda"),
                     holder=self.namespace,
                     host_slots=config.host_slots,
                     progress=self.say,
+                    folder=apart,
                 )
             )
             self.devices = taken.devices
@@ -275,7 +292,8 @@ class Attempt:
 
             def port(name: str) -> int:
                 if name not in ports:
-                    ports[name] = held.enter_context(reserve(1, holder=self.namespace))
+                    wanted = [config.engine.port] if name == "engine" and config.engine.port is not None else []
+                    ports[name] = held.enter_context(reserve(1 - len(wanted), wanted=wanted, holder=self.namespace))
                 return ports[name].ports[0]
 
             context = SetupContext(
@@ -315,6 +333,7 @@ class Attempt:
                 group=self.group,
                 target=Target("127.0.0.1", port("engine"), SERVED_NAME, api_key),
                 devices=self.devices,
-                effective=read_back(self.setup, context, self.group, api_key),
+                # Takes seconds (the engine collects its whole environment): the warm-up goes on meanwhile.
+                info=held.enter_context(ThreadPoolExecutor(1)).submit(server_info, port("engine"), api_key),
                 urls={spec.name: spec.metrics_url for spec in specs if spec.metrics_url is not None},
             )

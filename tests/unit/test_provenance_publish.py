@@ -1,0 +1,62 @@
+"""Published archives: the same bytes for the same raw data, nothing derived in them, nothing overwritten by them."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from pathlib import Path
+
+from trial_factory import write_experiment
+
+from kvladder.provenance.publish import pack, unpack
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.relative_to(folder).as_posix(): digest(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def experiment(folder: Path) -> Path:
+    write_experiment(folder, setups=("plain", "native-host"), repeats=2)
+    source = folder / "demo"
+    (next(source.glob("trials/*/*/*")) / "verdict.json").write_text("{}", encoding="utf-8")
+    return source
+
+
+def test_equal_raw_data_gives_an_equal_archive(tmp_path: Path) -> None:
+    source = experiment(tmp_path / "a")
+    assert pack(source, tmp_path / "one.tar.xz") == 4
+    for path in source.rglob("*"):
+        path.touch()
+    pack(source, tmp_path / "two.tar.xz")
+    assert digest(tmp_path / "one.tar.xz") == digest(tmp_path / "two.tar.xz")
+
+
+def test_every_raw_file_comes_back_and_no_verdict(tmp_path: Path) -> None:
+    source = experiment(tmp_path / "a")
+    pack(source, tmp_path / "raw.tar.xz")
+    unpack(tmp_path / "raw.tar.xz", tmp_path / "b")
+    raw = {name: value for name, value in contents(source).items() if not name.endswith("verdict.json")}
+    assert contents(tmp_path / "b") == raw
+    assert any(name.endswith("requests.jsonl") for name in raw)
+
+
+def test_an_unfinished_trial_is_left_out(tmp_path: Path) -> None:
+    source = experiment(tmp_path / "a")
+    broken = next(source.glob("trials/plain/*/*"))
+    (broken / "trial.json").unlink()
+    assert pack(source, tmp_path / "raw.tar.xz") == 3
+    with tarfile.open(tmp_path / "raw.tar.xz") as tar:
+        assert not [name for name in tar.getnames() if name.startswith(broken.relative_to(source).as_posix())]
+
+
+def test_what_lies_there_stays(tmp_path: Path) -> None:
+    source = experiment(tmp_path / "a")
+    pack(source, tmp_path / "raw.tar.xz")
+    own = next(source.glob("trials/*/*/*/trial.json"))
+    own.write_text("mine", encoding="utf-8")
+    unpack(tmp_path / "raw.tar.xz", source)
+    assert own.read_text(encoding="utf-8") == "mine"

@@ -1,0 +1,113 @@
+"""Published results: raw data of a finished experiment in one small archive, and its report rebuilt from nothing else.
+
+``python -m kvladder.provenance.publish pack CONFIG NAME`` writes ``results/published/NAME``: ``raw.tar.xz`` and
+``experiment.yaml``, the config that gave it. ``… rebuild`` unpacks each of them where it isn't yet and builds its
+report into ``reports/published/NAME.*``, with a budget of no time: nothing is ever measured for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import lzma
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from kvladder.config.yaml import load_file
+
+PUBLISHED = Path("results", "published")
+REPORTS = Path("reports", "published")
+RAW = "raw.tar.xz"
+CONFIG = "experiment.yaml"
+DERIVED = ("verdict.json", "own-verdict.json")
+"""Files that judging makes from the raw ones; they are made again."""
+
+
+def pack(experiment: Path, archive: Path) -> int:
+    """Archive the raw files of every finished trial; returns how many there are.
+
+    Equal input gives an equal archive, byte for byte: sorted names, no times, no owners. Raises OSError.
+    """
+    trials = sorted(path.parent for path in experiment.glob("trials/*/*/*/trial.json"))
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    partial = archive.with_name(f".{archive.name}.partial")
+    with lzma.open(partial, "wb", preset=6) as compressed, tarfile.open(fileobj=compressed, mode="w") as tar:
+        for path in _files([*trials, experiment / "rooflines.json"]):
+            data = path.read_bytes()
+            entry = tarfile.TarInfo(path.relative_to(experiment).as_posix())
+            entry.size, entry.mode = len(data), 0o644
+            tar.addfile(entry, io.BytesIO(data))
+    partial.rename(archive)
+    return len(trials)
+
+
+def _files(places: Iterable[Path]) -> list[Path]:
+    found: list[Path] = []
+    for place in places:
+        if place.is_file():
+            found.append(place)
+        elif place.is_dir():
+            found += [path for path in place.rglob("*") if path.is_file() and path.name not in DERIVED]
+    return sorted(found)
+
+
+def unpack(archive: Path, experiment: Path) -> None:
+    """Unpack an archive below ``results/<experiment>``; what lies there stays. Raises OSError or tarfile.TarError."""
+    with tarfile.open(archive, "r:xz") as tar:
+        for member in tar:
+            target = experiment / member.name
+            if not target.exists():
+                tar.extract(member, experiment, filter="data")
+
+
+def rebuild(root: Path, names: Iterable[str] = ()) -> list[Path]:
+    """Build the reports of the published results (all of them by default) and return their paths.
+
+    Works in ``root``. Raises CalledProcessError when a build fails.
+    """
+    reports: list[Path] = []
+    chosen = set(names)
+    for folder in sorted(path.parent for path in (root / PUBLISHED).glob(f"*/{RAW}")):
+        if chosen and folder.name not in chosen:
+            continue
+        experiment = str(load_file(folder / CONFIG)["experiment"])
+        unpack(folder / RAW, root / "results" / experiment)
+        argv = [sys.executable, "-m", "snakemake", "report", "--cores", "all"]
+        argv += ["--configfile", str((folder / CONFIG).relative_to(root))]
+        subprocess.run(argv, cwd=root, check=True, env={**os.environ, "KVLADDER_BUDGET_S": "0"})
+        for ending in ("html", "pdf"):
+            target = root / REPORTS / f"{folder.name}.{ending}"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(root / "reports" / f"{experiment}.{ending}", target)
+            reports.append(target)
+    return reports
+
+
+def main() -> None:
+    """Command line: see the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    packing = commands.add_parser("pack")
+    packing.add_argument("config", type=Path, help="the experiment's config file")
+    packing.add_argument("name", help="name under results/published")
+    rebuilding = commands.add_parser("rebuild")
+    rebuilding.add_argument("names", nargs="*")
+    given = parser.parse_args()
+    if given.command == "rebuild":
+        for path in rebuild(Path.cwd(), given.names):
+            print(path.relative_to(Path.cwd()))
+        return
+    folder = PUBLISHED / given.name
+    experiment = str(load_file(given.config)["experiment"])
+    count = pack(Path("results", experiment), folder / RAW)
+    shutil.copyfile(given.config, folder / CONFIG)
+    print(f"{count} trials, {(folder / RAW).stat().st_size} bytes: {folder / RAW}")
+
+
+if __name__ == "__main__":
+    main()
