@@ -67,7 +67,7 @@ CONFIG: dict[str, Any] = {
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The finished run's working folder."""
     if not STAMP.is_file():
-        pytest.fail("the cpu stack isn't installed: run `make stack`")
+        pytest.fail("the cpu stack isn't installed: run `make setup`")
     folder = tmp_path_factory.mktemp("engine")
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
     argv = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "workflow" / "Snakefile")]

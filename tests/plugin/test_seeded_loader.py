@@ -1,15 +1,12 @@
 """The load format ``seeded``: same seed, same bits; scales that keep activations alive."""
 
 import pytest
+import torch
+from torch import nn
+from vllm.config.load import LoadConfig
+from vllm.model_executor.model_loader import get_model_loader
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("vllm")
-
-from torch import nn  # noqa: E402
-from vllm.config.load import LoadConfig  # noqa: E402
-from vllm.model_executor.model_loader import get_model_loader  # noqa: E402
-
-from kvladder_engine_plugin import register, seeded_loader  # noqa: E402
+from kvladder_engine_plugin import register, seeded_loader
 
 
 class TinyModel(nn.Module):
