@@ -90,3 +90,12 @@ def test_snakemake_report_shows_the_figures(finished: Project) -> None:
     assert done.code == 0, done.text
     html = (finished.folder / "report.html").read_text(encoding="utf-8")
     assert "Time to first token" in html
+
+
+def test_rooflines_are_measured_by_name_only(whole_run: tuple[Project, Done], finished: Project) -> None:
+    assert "measure_rooflines" not in whole_run[1].jobs()
+    done = finished.snakemake("probe", "--cores", "2")
+    assert done.code == 0, done.text
+    assert set(done.jobs()) <= {"measure_rooflines", "probe"}
+    links = json.loads((finished.folder / "results/tiny/rooflines.json").read_text(encoding="utf-8"))["links"]
+    assert {"host_memcpy", "tcp_loopback"} <= {link["link"] for link in links if link["min"] > 0}

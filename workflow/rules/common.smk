@@ -73,6 +73,7 @@ TRIAL = "results/{experiment}/trials/{setup}/{suite}/r{repeat}-{run}/trial.json"
 OWN_VERDICT = "results/{experiment}/trials/{setup}/{suite}/r{repeat}-{run}/own-verdict.json"
 VERDICT = "results/{experiment}/trials/{setup}/{suite}/r{repeat}-{run}/verdict.json"
 BLOCK = "results/{experiment}/blocks/{suite}/r{repeat}-{block}.json"
+ROOFLINES = "results/{experiment}/rooflines.json"
 TABLE_NAMES = ("trials", "passes", "requests", "metrics", "summary", "gates", "parity")
 TABLE = [f"results/{{experiment}}/tables/{name}.{ending}" for name in TABLE_NAMES for ending in ("parquet", "csv")]
 TABLE.append("results/{experiment}/tables/context.json")

@@ -1,6 +1,7 @@
+# By name it brings every setup up, also where (`start: folded`) no trial waits for that.
 rule start:
     input:
-        [] if FOLDED else list(STARTS.values()),
+        list(STARTS.values()),
 
 
 rule start_setup:

@@ -2,12 +2,15 @@
 
 ``python -m kvladder.provenance.publish pack CONFIG NAME`` writes ``results/published/NAME``: ``raw.tar.xz`` and
 ``experiment.yaml``, the config that gave it. ``… rebuild`` unpacks each of them where it isn't yet and builds its
-report into ``reports/published/NAME.*``, with a budget of no time: nothing is ever measured for it.
+report into ``reports/published/NAME.*``, with a budget of no time: nothing is ever measured for it. ``derived.sha256``
+holds the hashes of the tables and figures: a rebuild that gives others fails, unless ``--record`` takes them as the new
+ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import lzma
 import os
@@ -24,6 +27,7 @@ PUBLISHED = Path("results", "published")
 REPORTS = Path("reports", "published")
 RAW = "raw.tar.xz"
 CONFIG = "experiment.yaml"
+SUMS = "derived.sha256"
 DERIVED = ("verdict.json", "own-verdict.json")
 """Files that judging makes from the raw ones; they are made again."""
 
@@ -65,10 +69,21 @@ def unpack(archive: Path, experiment: Path) -> None:
                 tar.extract(member, experiment, filter="data")
 
 
-def rebuild(root: Path, names: Iterable[str] = ()) -> list[Path]:
+class Differs(Exception):
+    """Tables or figures rebuilt from published raw data aren't the ones that were published."""
+
+
+def derived_sums(experiment: Path) -> dict[str, str]:
+    """SHA-256 of every table (CSV) and figure (SVG) below ``results/<experiment>``, by relative path."""
+    files = sorted([*experiment.glob("tables/*.csv"), *experiment.glob("figures/*.svg")])
+    return {path.relative_to(experiment).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def rebuild(root: Path, names: Iterable[str] = (), *, record: bool = False) -> list[Path]:
     """Build the reports of the published results (all of them by default) and return their paths.
 
-    Works in ``root``. Raises CalledProcessError when a build fails.
+    Works in ``root``. Raises CalledProcessError when a build fails, Differs when a table or figure isn't byte for byte
+    the published one; with ``record`` they become the published ones.
     """
     reports: list[Path] = []
     chosen = set(names)
@@ -80,12 +95,25 @@ def rebuild(root: Path, names: Iterable[str] = ()) -> list[Path]:
         argv = [sys.executable, "-m", "snakemake", "report", "--cores", "all"]
         argv += ["--configfile", str((folder / CONFIG).relative_to(root))]
         subprocess.run(argv, cwd=root, check=True, env={**os.environ, "KVLADDER_BUDGET_S": "0"})
+        _compare(folder / SUMS, derived_sums(root / "results" / experiment), record=record)
         for ending in ("html", "pdf"):
             target = root / REPORTS / f"{folder.name}.{ending}"
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(root / "reports" / f"{experiment}.{ending}", target)
             reports.append(target)
     return reports
+
+
+def _compare(path: Path, sums: dict[str, str], *, record: bool) -> None:
+    text = "".join(f"{value}  {name}\n" for name, value in sums.items())
+    if record:
+        path.write_text(text, encoding="utf-8")
+        return
+    lines = path.read_text(encoding="utf-8").splitlines()
+    published = {name: value for value, name in (line.split("  ", 1) for line in lines)}
+    changed = sorted(name for name in {*published, *sums} if published.get(name) != sums.get(name))
+    if changed:
+        raise Differs(f"{path}: other bytes than published: {', '.join(changed)}; --record accepts them")
 
 
 def main() -> None:
@@ -97,10 +125,14 @@ def main() -> None:
     packing.add_argument("name", help="name under results/published")
     rebuilding = commands.add_parser("rebuild")
     rebuilding.add_argument("names", nargs="*")
+    rebuilding.add_argument("--record", action="store_true", help="take the tables and figures as the published ones")
     given = parser.parse_args()
     if given.command == "rebuild":
-        for path in rebuild(Path.cwd(), given.names):
-            print(path.relative_to(Path.cwd()))
+        try:
+            for path in rebuild(Path.cwd(), given.names, record=given.record):
+                print(path.relative_to(Path.cwd()))
+        except Differs as error:
+            sys.exit(f"kvladder: {error}")
         return
     folder = PUBLISHED / given.name
     experiment = str(load_file(given.config)["experiment"])
