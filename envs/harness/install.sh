@@ -17,7 +17,7 @@ give_up() {
 packages=(libpango-1.0-0 libpangoft2-1.0-0 libharfbuzz-subset0 fonts-dejavu-core)
 python=${PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
-  give_up "Python 3.11 or newer is needed; name one with PYTHON=..., e.g. make demo PYTHON=python3.12"
+  give_up "Python 3.11 or newer is needed, and 3.11 itself for the cpu stack (make demo); name one with PYTHON=..., e.g. make demo PYTHON=python3.11"
 "$python" -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
 
 missing=()

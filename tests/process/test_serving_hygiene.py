@@ -35,6 +35,31 @@ def test_own_tag_from_an_earlier_try_is_deleted(world: World) -> None:
     assert any(path.name in note and "deleted" in note for note in baseline.notes)
 
 
+def test_earlier_attempt_of_the_same_trial_is_deleted_and_no_other(world: World) -> None:
+    """Each attempt has a random end of its own; what a killed one left must still be known for ours."""
+    killed = SHM / f"lmcache_l1_pool_kvladder-{world.tag}-r0-0123abcd"
+    used = SHM / f"{world.tag}-r0-89abcdef_dp0"
+    others = [SHM / f"{world.tag}-{end}" for end in ("r1-0123abcd", "r0-x", "r0-0123abcdef", "r0-2-0123abcd")]
+    paths = [killed, used, *others]
+    for path in paths:
+        path.write_text("x")
+    try:
+        tag = f"{world.tag}-r0-ffffffff"
+        with used.open():
+            notes = hygiene.before_start(tag=tag, earlier=f"{world.tag}-r0-").notes
+            assert not killed.exists() and used.exists()
+        assert f"left-over of an earlier try deleted: {killed}" in notes
+        assert f"left-over of an earlier try still in use: {used}" in notes
+        assert all(path.exists() for path in others)
+        hygiene.before_start(tag=tag, earlier=f"{world.tag}-r0-")
+        assert not used.exists()
+        with pytest.raises(ValueError, match="dash"):
+            hygiene.before_start(tag=tag, earlier=world.tag)
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
 def test_too_little_shared_memory_is_refused(world: World) -> None:
     with pytest.raises(NotClean, match="bytes free, the setup needs 1000000000000000"):
         hygiene.before_start(tag=world.tag, shm_bytes=10**15)

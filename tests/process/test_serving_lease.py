@@ -53,9 +53,10 @@ def test_machine_is_held_by_one_and_freed_by_sigkill(tmp_path: Path) -> None:
             pytest.fail("held twice")
         assert len(words) == 1 and "waiting for this machine" in words[0]
         threading.Timer(0.4, holder.kill).start()
+        start = time.monotonic()
         with lease(0, holder="me", folder=tmp_path, deadline_s=10) as held:
             assert held.devices == [] and held.env["CUDA_VISIBLE_DEVICES"] == ""
-            assert 0.2e9 < held.waited_ns < 5e9
+            assert 0.2 < time.monotonic() - start < 5
     finally:
         end(holder)
 
@@ -169,11 +170,9 @@ def test_holder_text_of_another_process_is_not_trusted(tmp_path: Path) -> None:
 
 
 def test_wait_ends_soon_after_release(tmp_path: Path) -> None:
-    got: list[int] = []
+    got: list[object] = []
     with lease(0, holder="me", folder=tmp_path):
-        thread = threading.Thread(
-            target=lambda: [got.append(held.waited_ns) for held in [lease(0, holder="b", folder=tmp_path).__enter__()]]
-        )
+        thread = threading.Thread(target=lambda: got.append(lease(0, holder="b", folder=tmp_path).__enter__()))
         thread.start()
         time.sleep(0.3)
         assert not got

@@ -100,8 +100,7 @@ def test_readback_finds_mapped_extensions_and_memory(world: World) -> None:
         alone = readback.memory(tree[:1])
     assert memory.rss_bytes is not None and alone.rss_bytes is not None
     assert 4e6 < alone.rss_bytes < memory.rss_bytes < 1e9
-    assert memory.pss_bytes is not None and memory.pss_bytes < memory.rss_bytes
-    assert readback.memory([]) == readback.Memory(None, None)
+    assert readback.memory([]) == readback.Memory(None)
 
 
 def test_held_lock_outlives_the_job_side(world: World) -> None:

@@ -85,6 +85,16 @@ def test_pool_too_small_for_one_prompt(data: dict[str, Any]) -> None:
     assert "workloads.repeat: one request needs 3081 tokens of KV, the pool holds 2048" in refused(data)
 
 
+def test_the_folder_of_published_results_is_no_experiment(data: dict[str, Any]) -> None:
+    data["experiment"] = "published"
+    assert "experiment: 'published' is the folder of published results" in refused(data)
+
+
+def test_the_gate_on_raw_files_cannot_be_switched_off(data: dict[str, Any]) -> None:
+    data["gates"] = {"off": ["raw-files-intact"]}
+    assert "gates.off: raw-files-intact always decides" in refused(data)
+
+
 def test_baseline_must_be_a_setup(data: dict[str, Any]) -> None:
     del data["setups"]["plain"]
     assert "baseline: 'plain' is no setup" in refused(data)

@@ -25,6 +25,17 @@ def test_key_reference_is_up_to_date_and_complete() -> None:
             assert f"kind `{kind}`" in stored
 
 
+def test_types_in_the_key_reference() -> None:
+    """Not everything that has a validator is a size, and not everything annotated a name."""
+    cells = [line.split(" | ") for line in schema.reference().splitlines() if line.startswith("| `")]
+    types = {(row[0].strip("| `")): row[1] for row in cells}
+    assert types["args"] == "map of text or integer or number or true or false"
+    assert types["levels"] == "list of integer"
+    assert types["suites"] == "map of list of name"
+    assert types["experiment"] == "name"
+    assert types["kv_pool_bytes"] == types["cpu_bytes"] == "size (`8GiB`, `1e9`)"
+
+
 def test_every_key_but_structural_ones_has_a_meaning() -> None:
     rows = [line for line in schema.reference().splitlines() if line.startswith("| `")]
     silent = [row for row in rows if row.rstrip().endswith("|  |")]

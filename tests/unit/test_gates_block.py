@@ -66,6 +66,15 @@ def test_block_over_two_hosts(tmp_path: Path) -> None:
     assert set(decisions("one-host-block", evidences).values()) == {"fail"}
 
 
+def test_block_with_a_host_that_is_unknown(tmp_path: Path) -> None:
+    evidences = block(tmp_path, host_id="unknown")
+    known = {"plain": "pass", "prefix-cache": "pass"}
+    assert decisions("one-host-block", evidences) == {**known, "native-host": "not-checked"}
+    assert seen("one-host-block", evidences, "native-host").startswith(COULD_NOT)
+    nobody = [Evidence.load(write_trial(tmp_path / "all", setup=name, host_id="unknown")) for name in NAMES]
+    assert set(decisions("one-host-block", nobody).values()) == {"not-checked"}
+
+
 @pytest.mark.parametrize(
     ("values", "most"),
     [([1, 1, 2], 1), ([1, 2], None), ([1, 1, 2, 2], None), ([[1], [1]], [1]), ([{"a": 1}], {"a": 1})],

@@ -74,11 +74,16 @@ def test_every_gate_says_what_it_protects_from() -> None:
         ({"kv_pool_tokens": 12_345}, "kv_pool_tokens 12345"),
         ({"engine_version": "0.31.0"}, "version 0.31.0"),
         ({"details": {"max_model_len": 2048}}, "max_model_len 2048"),
+        ({"details": {"max_num_seqs": 256}}, "max_num_seqs 256"),
+        ({"details": {"kv_cache_memory_bytes": 1 << 20}}, "kv_pool_bytes 1048576"),
     ],
 )
 def test_config_that_is_not_what_was_asked(tmp_path: Path, change: dict[str, Any], seen: str) -> None:
-    folder = write_trial(tmp_path, setup="native-host", edit_trial=lambda data: data["effective"].update(change))
-    (result,) = run("config-readback", folder)
+    def edit(data: Any) -> None:
+        data["config"]["engine"].update(max_num_seqs=8, kv_pool_bytes=1 << 26)
+        data["effective"].update(change)
+
+    (result,) = run("config-readback", write_trial(tmp_path, setup="native-host", edit_trial=edit))
     assert result.decision == "fail"
     assert result.seen == seen
     assert result.expected.split()[0] in seen or "connector" in seen
@@ -90,6 +95,45 @@ def test_config_that_was_not_read_back(tmp_path: Path, change: dict[str, Any]) -
     (result,) = run("config-readback", folder)
     assert result.decision == "not-checked"
     assert result.seen.startswith(COULD_NOT)
+
+
+@pytest.mark.parametrize(
+    ("details", "decision"),
+    [
+        ({"kv_cache_memory_bytes": None, "max_num_seqs": None}, "pass"),
+        ({"kv_cache_memory_bytes": 1 << 26, "max_num_seqs": 8}, "pass"),
+        ({"max_num_seqs": 9}, "fail"),
+    ],
+)
+def test_numbers_are_compared_where_they_are_reported(tmp_path: Path, details: dict[str, Any], decision: str) -> None:
+    def edit(data: Any) -> None:
+        data["config"]["engine"].update(max_num_seqs=8, kv_pool_bytes=1 << 26)
+        data["effective"]["details"] = details
+
+    (result,) = run("config-readback", write_trial(tmp_path, edit_trial=edit))
+    assert result.decision == decision
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seen", "decision"),
+    [
+        ({"max-num-seqs": 2}, {"max_num_seqs": 2}, "pass"),
+        ({"--max_num_seqs": 2}, {"max_num_seqs": 8}, "fail"),
+        ({"kv-cache-memory-bytes": "1G"}, {"kv_cache_memory_bytes": 10**9}, "pass"),
+    ],
+)
+def test_an_argument_goes_over_the_engines_setting(
+    tmp_path: Path, arguments: dict[str, Any], seen: dict[str, Any], decision: str
+) -> None:
+    def edit(data: Any) -> None:
+        data["config"]["engine"].update(max_num_seqs=8, kv_pool_bytes=1 << 26, args={"max-num-seqs": 4})
+        data["config"]["setup"]["args"] = {"max-num-seqs": 8, **arguments}
+        if "--max_num_seqs" in arguments:
+            del data["config"]["setup"]["args"]["max-num-seqs"]
+        data["effective"]["details"] = seen
+
+    (result,) = run("config-readback", write_trial(tmp_path, edit_trial=edit))
+    assert result.decision == decision
 
 
 def test_keys_that_the_engine_adds_are_fine(tmp_path: Path) -> None:
@@ -345,6 +389,37 @@ def test_native_code(tmp_path: Path, modules: dict[str, bool], decision: str) ->
         assert result.seen == "not loaded: lmcache/c_ops.*"
 
 
+@pytest.mark.parametrize(
+    ("patterns", "modules", "decision", "seen"),
+    [
+        (["a", "b"], {"a": True, "b": True}, "pass", "2 loaded"),
+        (["a", "b"], {"a": True}, "not-checked", f"{COULD_NOT}: the servers' maps don't tell about b"),
+        (["a", "b"], {}, "not-checked", f"{COULD_NOT}: the servers' maps don't tell about a, b"),
+        (["a", "b"], {"a": False}, "fail", "not loaded: a"),
+        ([], {}, "not-checked", "the stack lists none for this setup"),
+    ],
+)
+def test_native_code_that_nothing_is_known_of_is_not_loaded(
+    tmp_path: Path, patterns: list[str], modules: dict[str, bool], decision: str, seen: str
+) -> None:
+    def edit(data: Any) -> None:
+        data["expected"].update(native_patterns=patterns, native_unlisted=[])
+        data["effective"].update(modules=modules)
+
+    (result,) = run("native-code-loaded", write_trial(tmp_path, edit_trial=edit))
+    assert (result.decision, result.seen, result.required) == (decision, seen, True)
+
+
+def test_native_code_that_the_stack_does_not_list(tmp_path: Path) -> None:
+    def edit(data: Any) -> None:
+        data["expected"].update(native_patterns=["a"], native_unlisted=["lmcache"])
+        data["effective"].update(modules={"a": True})
+
+    results = run("native-code-loaded", write_trial(tmp_path, edit_trial=edit))
+    assert decisions(results) == ["pass", "not-checked"]
+    assert results[1].seen == "the stack lists none for lmcache"
+
+
 # gpu-cache-as-configured
 
 
@@ -428,6 +503,17 @@ def test_noisy_neighbour(tmp_path: Path, other: float | None, decision: str) -> 
     assert not any(result.required for result in results)
 
 
+def test_noise_is_said_with_the_passes_that_were_looked_at(tmp_path: Path) -> None:
+    folder = write_trial(tmp_path)
+    first = Evidence.load(folder).trial.passes[0]
+
+    def blind(rows: Rows) -> None:
+        rows[:] = [row for row in rows if row["t_ns"] <= first.end_ns]
+
+    seen = [result.seen for result in run("quiet-host", write_trial(tmp_path, edit_probes=blind))]
+    assert seen == ["1.0% in cold 0; 1 of 4 passes had a sample", "no sample fell into a pass"]
+
+
 # counters-add-up
 
 
@@ -489,6 +575,14 @@ def test_raw_files(tmp_path: Path) -> None:
     assert result.decision == "fail"
     assert "logs/engine.log can't be read" in result.seen
     assert "counters.jsonl has 2 bytes, was written with" in result.seen
+
+
+def test_a_lost_sampler_is_said(tmp_path: Path) -> None:
+    folder = write_trial(tmp_path, setup="plain")
+    (folder / "probes.jsonl").write_text("", encoding="utf-8")
+    results = run("quiet-host", folder)
+    assert {result.decision for result in results} == {"not-checked"}
+    assert all("the sampler left no samples" in result.seen for result in results)
 
 
 def test_a_first_hit_that_should_come_from_disk_and_does_not(tmp_path: Path) -> None:

@@ -65,7 +65,20 @@ def test_advisory_gate_is_shown_but_does_not_decide(tmp_path: Path) -> None:
 def test_gate_that_is_off_is_not_run(tmp_path: Path) -> None:
     verdict = judge_trial(write_trial(tmp_path, edit_counters=warm_cold_pass), GateConfig(off=["cold-is-cold"]))
     assert verdict.status == "valid"
-    assert not [result for result in verdict.gates if result.gate == "cold-is-cold"]
+    (result,) = [result for result in verdict.gates if result.gate == "cold-is-cold"]
+    assert (result.decision, result.required, result.seen) == ("not-checked", False, "switched off in gates.off")
+
+
+def test_gate_that_is_off_is_in_the_final_verdict_once_even_if_it_is_a_blocks(tmp_path: Path) -> None:
+    config = GateConfig(off=["one-host-block", "one-host-block"])
+    folder = write_trial(tmp_path, setup="plain")
+    verdict = judge_trial(folder, config)
+    final = apply_block(verdict, judge_block([folder], [verdict], config))
+    assert final.status == "valid"
+    (result,) = [result for result in final.gates if result.gate == "one-host-block"]
+    assert (result.decision, result.seen) == ("not-checked", "switched off in gates.off")
+    # Nothing can be said about files that aren't what was written, so this one runs whatever is asked.
+    assert [result.decision for result in final.gates if result.gate == "raw-files-intact"] == ["pass"]
 
 
 def test_missing_evidence_that_must_exist_is_invalid(tmp_path: Path) -> None:
@@ -144,7 +157,7 @@ def test_damaged_raw_file_is_named(tmp_path: Path, name: str, damage: Any, word:
         (folder / name).write_text("0" * 1000, encoding="utf-8")
         rehash(folder)
     damage(folder / name)
-    verdict = judge_trial(folder, GateConfig(off=["raw-files-intact"]))
+    verdict = judge_trial(folder, GateConfig())
     assert verdict.status == "invalid"
     assert verdict.reason is not None
     assert name in verdict.reason

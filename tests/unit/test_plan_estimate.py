@@ -58,9 +58,18 @@ def test_the_environment_wins_over_the_config(environment: dict[str, str], expec
     assert budget(7.0, environment) == expected
 
 
-def test_a_budget_that_is_no_number_names_the_variable() -> None:
-    with pytest.raises(ValueError, match="KVLADDER_BUDGET_S: expected a number of seconds, got 'soon'"):
-        budget(None, {"KVLADDER_BUDGET_S": "soon"})
+@pytest.mark.parametrize("text", ["soon", "nan", "-5"])
+def test_a_budget_that_is_no_number_names_the_variable(text: str) -> None:
+    with pytest.raises(ValueError, match=f"KVLADDER_BUDGET_S: expected a number of seconds, got '{text}'"):
+        budget(None, {"KVLADDER_BUDGET_S": text})
+
+
+def test_a_record_that_cannot_be_read_counts_as_failed(tmp_path: Path) -> None:
+    finish(tmp_path, PLAN[0], 1)
+    finish(tmp_path, PLAN[1], 1)
+    cut = tmp_path / PLAN[0].folder / "trial.json"
+    cut.write_text(cut.read_text(encoding="utf-8")[:20], encoding="utf-8")
+    assert failed_records(tmp_path) == [cut]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(45, "45 s"), (720, "12 min"), (11520, "3.2 h")])

@@ -6,9 +6,10 @@ import hashlib
 import tarfile
 from pathlib import Path
 
+import pytest
 from trial_factory import write_experiment
 
-from kvladder.provenance.publish import pack, unpack
+from kvladder.provenance.publish import Differs, pack, rebuild, unpack
 
 
 def digest(path: Path) -> str:
@@ -60,3 +61,8 @@ def test_what_lies_there_stays(tmp_path: Path) -> None:
     own.write_text("mine", encoding="utf-8")
     unpack(tmp_path / "raw.tar.xz", source)
     assert own.read_text(encoding="utf-8") == "mine"
+
+
+def test_a_name_that_is_not_published_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(Differs, match="'x' isn't published; there is: nothing"):
+        rebuild(tmp_path, ["x"])

@@ -97,7 +97,7 @@ def test_the_verdict_says_what_the_data_say(demo: dict[str, Path]) -> None:
     assert "which is no 95 % interval" in words
     assert "mooncake-store has no valid trial: 3 invalid ( tier-was-used" in words.replace("(tier", "( tier")
     assert "1 failed of 3 trials" in words
-    assert "The A/A control plain-2 lies within" in words
+    assert "The A/A control plain-2 , configured as plain is, takes" in words
     assert OURS in words
 
 
@@ -240,3 +240,128 @@ def test_formats() -> None:
     assert formats.listing(list("abcdefghij"), 3) == "a, b, c and 7 more"
     assert formats.scale([3.4, 0.19]) == (1.0, "s", 3)
     assert formats.scale([0.2, 0.012]) == (1e3, "ms", 1)
+
+
+def said(
+    tmp_path: Path, names: Iterable[str], *, repeats: int = 3, invalid: Iterable[tuple[str, int]] = (), **more: Any
+) -> str:
+    """Words of the report on some of `DEMO`'s setups."""
+    setups = {name: DEMO[name] for name in names}
+    folders = write_judged(tmp_path, setups, repeats=repeats, suites=SHORT, invalid=invalid, **more)
+    text = report(tmp_path, folders, config_of(setups, repeats))["html"].read_text(encoding="utf-8")
+    return re.sub(r" (?=[,.:;)'])", "", Page(text).words)
+
+
+NOISE_WORDS = ("Not distinguishable from plain", "within noise;")
+
+
+@pytest.mark.usefixtures("no_pdf")
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_one_block_is_missing_data_and_never_noise(tmp_path: Path, repeats: int) -> None:
+    lost = [("native-host", repeat) for repeat in range(1, repeats)]
+    words = said(tmp_path, ["plain", "native-host"], repeats=repeats, invalid=lost)
+    assert "On a first hit, no tier can be ranked yet: none has two blocks in which it and plain" in words
+    assert re.search(r"Only one block has both valid, so no range yet and no rank; time against plain's: "
+                     r"native-host 0\.0\d\d×\.", words)  # fmt: skip
+    assert re.search(r"The cold pass against plain's in one block, with no range yet: native-host 1\.\d\d×", words)
+    assert "so nothing here is ranked" in words
+    assert "one block, no range" in words
+    assert not any(each in words for each in NOISE_WORDS)
+    assert "fastest" not in words
+
+
+@pytest.mark.usefixtures("no_pdf")
+def test_a_single_block_is_not_ranked_among_setups_with_more(tmp_path: Path) -> None:
+    lost = [("native-host", 1), ("native-host", 2)]
+    words = said(tmp_path, ["plain", "native-host", "lmcache-mp"], invalid=lost)
+    assert "lmcache-mp answers fastest of the tiers that have two blocks or more, on a first hit" in words
+    assert re.search(r"no range yet and no rank; time against plain's: native-host 0\.\d+×", words)
+    assert not any(each in words for each in NOISE_WORDS)
+
+
+@pytest.mark.usefixtures("no_pdf")
+def test_runners_up_say_on_how_many_blocks_they_stand(tmp_path: Path) -> None:
+    # Blocks: native-host 0, 1, 2; mooncake-store 0, 1; lmcache-mp 2, 3, of which one is shared with the fastest.
+    lost = [("native-host", 3), ("mooncake-store", 2), ("mooncake-store", 3), ("lmcache-mp", 0), ("lmcache-mp", 1)]
+    words = said(
+        tmp_path, ["plain", "native-host", "mooncake-store", "lmcache-mp"], repeats=4, invalid=lost
+    )  # fmt: skip
+    assert re.search(r"Next, against plain: mooncake-store \d\.\d+× \(2 blocks\) as fast", words)
+    assert re.search(r"too few blocks in common with native-host to rank the two: "
+                     r"lmcache-mp \d\.\d+× \(2 blocks, 1 in common\) as fast", words)  # fmt: skip
+    assert "Not distinguishable from native-host" not in words
+
+
+@pytest.mark.usefixtures("no_pdf")
+def test_no_block_in_common_gives_no_ratio(tmp_path: Path) -> None:
+    words = said(tmp_path, ["plain", "native-host"], repeats=2, invalid=[("plain", 0), ("native-host", 1)])
+    assert "no tier can be ranked yet" in words
+    assert re.search(r"In no block together with plain, so with no ratio: native-host \(0\.\d+ s, 1 trial\)", words)
+    assert "no block in common" in words
+    assert not any(each in words for each in NOISE_WORDS)
+
+
+@pytest.mark.usefixtures("no_pdf")
+def test_a_baseline_without_a_valid_trial(tmp_path: Path) -> None:
+    words = said(tmp_path, ["plain", "native-host"], invalid=[("plain", repeat) for repeat in range(3)])
+    assert "plain has no valid value, so there are no ratios." in words
+    assert re.search(r"Without a ratio, on a first hit: native-host 0\.\d+ s \(3 trials\)", words)
+    assert not any(each in words for each in NOISE_WORDS)
+
+
+@pytest.mark.usefixtures("no_pdf")
+def test_controls_are_named_and_no_contenders(tmp_path: Path) -> None:
+    words = said(tmp_path, ["plain", "plain-2", "prefix-cache", "native-host"])
+    assert "native-host answers fastest on a first hit" in words
+    assert "plain-2 A/A control" in words and "prefix-cache control: device cache" in words
+    assert re.search(r"For comparison: prefix-cache, the engine's own device cache, takes .* \(3 trials\)", words)
+    assert re.search(r"The A/A control plain-2, configured as plain is, takes [\d.–]+× its TTFT over 3 blocks", words)
+    assert not re.search(r"(Not distinguishable|Next|Faster|Slower)[^.]*(plain-2|prefix-cache)", words)
+
+
+@pytest.mark.usefixtures("no_pdf")
+def test_a_control_of_one_block_sets_no_floor(tmp_path: Path) -> None:
+    words = said(tmp_path, ["plain", "plain-2"], invalid=[("plain-2", 1), ("plain-2", 2)])
+    assert "The A/A control plain-2 is not valid beside plain in two blocks yet" in words
+    assert "There is no A/A control" not in words
+
+
+@pytest.mark.usefixtures("no_pdf")
+def test_two_modes_are_not_averaged(tmp_path: Path) -> None:
+    slow = {"native-host": 3}
+
+    def cold_ns(setup: str, repeat: int) -> int:
+        return 3_400_000_000 * (slow.get(setup, 1) if repeat % 2 else 1)
+
+    words = said(tmp_path, ["plain", "native-host"], repeats=6, cold_ns=cold_ns)
+    assert re.search(r"the first token after 0\.\d+ s or 0\.\d+ s \(two modes\)", words)
+    assert "two modes: 3 and 3 trials" in words
+
+
+@pytest.mark.usefixtures("no_pdf")
+def test_the_headline_shows_what_a_first_request_pays(tmp_path: Path) -> None:
+    setups = {name: DEMO[name] for name in ("plain", "native-host")}
+    text = report(tmp_path, write_judged(tmp_path, setups, suites=SHORT), config_of(setups))["md"].read_text("utf-8")
+    header, _, base, row = [line for line in text.splitlines() if line.startswith("|")][:4]
+    assert header == "| setup | repeat: TTFT, first hit | repeat: first-request cost | burst: wall time, first hit |"
+    assert base.startswith("| plain (baseline) | ") and base.split("|")[3].strip() == "1×"
+    assert re.match(r"\| native-host .* \| 0\.\d+ s, 1\d\.\d× as fast \| 1\.0\d×", row)
+
+
+@pytest.mark.usefixtures("no_pdf")
+def test_gates_that_are_off_or_failed_without_deciding_are_said(tmp_path: Path) -> None:
+    setups = {name: DEMO[name] for name in ("plain", "native-host")}
+    folders = write_judged(tmp_path, setups, repeats=2, suites=SHORT)
+    for folder in folders:
+        path = folder / "verdict.json"
+        verdict = json.loads(path.read_text(encoding="utf-8"))
+        of = {"required": False, "expected": "x", "source": "y", "workload": None}
+        verdict["gates"] += [
+            {"gate": "cold-is-cold", "decision": "not-checked", "seen": "switched off in gates.off", **of},
+            {"gate": "quiet-host", "decision": "fail" if "native" in str(folder) else "pass", "seen": "80%", **of},
+        ]
+        path.write_text(json.dumps(verdict), encoding="utf-8")
+    built = report(tmp_path, folders, config_of(setups, 2))
+    for text in (Page(built["html"].read_text(encoding="utf-8")).words, built["md"].read_text(encoding="utf-8")):
+        assert "Switched off by the configuration, so not checked: cold-is-cold." in text
+        assert re.search(r"The gate quiet-host is advisory and failed in valid trials of \W*native-host", text)

@@ -194,7 +194,7 @@ def _foreign_verdict(folder: Path) -> None:
         (_foreign_verdict, "invalid", "another trial"),
         (lambda folder: (folder / "repeat.requests.jsonl").unlink(), "failed", "repeat.requests.jsonl is missing"),
         (_cut, "failed", "repeat.requests.jsonl"),
-        (_drop_line, "failed", "has 3 of 4 lines"),
+        (_drop_line, "failed", "isn't what the trial wrote"),
     ],
 )
 def test_a_damaged_trial_is_not_counted(tmp_path: Path, damage: Any, status: str, reason: str) -> None:
@@ -325,3 +325,73 @@ def test_requests_are_read_without_token_ids_or_logprobs(tmp_path: Path) -> None
     folder = write_trial(tmp_path, family=Family(), edit_requests=edit)
     judge(folder)
     assert raw.read_requests(raw.read_trial(folder)).columns == list(SCHEMAS["requests"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "measured", "agrees"),
+    [("0-1", 2, True), ("0-3,8", 5, True), ("0-3", 2, False), (None, 2, None), ("auto", None, None)],
+)
+def test_parity_of_threads_counts_the_cores_of_a_binding(
+    tmp_path: Path, asked: str | None, measured: int | None, agrees: bool | None
+) -> None:
+    def edit(data: dict[str, Any]) -> None:
+        data["config"].setdefault("engine", {})["cpu_threads"] = asked
+        data["effective"].setdefault("details", {})["threads"] = measured
+
+    folder = write_trial(tmp_path, edit_trial=edit)
+    judge(folder)
+    row = one(tables.build([folder], tmp_path / "out", baseline="plain").parity, property="engine threads")
+    assert row["agrees"] is agrees
+    assert row["measured"] == (None if measured is None else str(measured))
+
+
+def test_a_trial_that_never_started_does_not_hide_its_setups_tier(tmp_path: Path) -> None:
+    folders = [
+        write_trial(tmp_path, setup="prefix-cache", family=Family("gpu", 128), repeat=0),
+        write_trial(
+            tmp_path, setup="prefix-cache", repeat=1, failed="x", edit_trial=lambda data: data.update(expected={})
+        ),
+    ]
+    judge(folders[0])
+    judge(folders[1], "failed", "x")
+    assert tables.build(folders, tmp_path / "out", baseline="plain").tiers() == {"prefix-cache": "gpu"}
+
+
+def test_an_edited_file_does_not_come_in_under_its_old_verdict(tmp_path: Path) -> None:
+    folders = [write_trial(tmp_path, setup="plain", repeat=repeat) for repeat in range(2)]
+    for folder in folders:
+        judge(folder)
+    path = folders[1] / "repeat.requests.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for row in rows:
+        row["first_token_ns"] = row["send_ns"] + 1000
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    built = tables.build(folders, tmp_path / "out", baseline="plain")
+    assert "isn't what the trial wrote" in one(built.trials, repeat=1)["reason"]
+    assert set(built.requests["repeat"]) == {0}
+
+
+def test_levels_of_concurrency_are_never_pooled(tmp_path: Path) -> None:
+    def two_levels(data: dict[str, Any]) -> None:
+        for part in data["passes"]:
+            part["concurrency"] = 2 if part["round"] >= 2 else 1
+
+    load = {"conc": Load(requests=2, concurrency=1, warm_rounds=2)}
+    folder = write_trial(tmp_path, setup="plain", suite="s", workloads=load, edit_trial=two_levels)
+    judge(folder)
+    built = tables.build([folder], tmp_path / "out", baseline="plain")
+    assert workload_order(built, built.passes) == [("s", "conc @ 1"), ("s", "conc @ 2")]
+    assert [name for _, name in sorted(built.passes.select("round", "workload").iter_rows())] == [
+        "conc @ 1",
+        "conc @ 1",
+        "conc @ 2",
+        "conc @ 2",
+    ]
+    assert set(built.requests.filter(pl.col("round") == 2)["workload"]) == {"conc @ 2"}
+    assert set(built.summary["workload"]) == {"conc @ 1", "conc @ 2"}
+
+
+def test_levels_are_ordered_as_numbers(tmp_path: Path) -> None:
+    built = tables.build([write_by_hand(tmp_path)], tmp_path / "out", baseline="plain")
+    names = pl.DataFrame({"suite": ["s"] * 3, "workload": ["burst @ 16", "burst @ 2", "burst @ 1"]})
+    assert [name for _, name in workload_order(built, names)] == ["burst @ 1", "burst @ 2", "burst @ 16"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from kvladder.config.stack import StackConfig
 from kvladder.setups.base import SetupContext
 from kvladder.trial.engine import cores, engine_spec, flags
 from kvladder.trial.readback import kv_pool_tokens
+from kvladder.trial.session import model_shape
 
 
 def setup(kind: str, **settings: Any) -> Any:
@@ -104,3 +107,29 @@ def test_hits_come_in_whole_chunks_and_leave_one_token() -> None:
 )
 def test_pool_from_the_log(log: str, tokens: int | None) -> None:
     assert kv_pool_tokens(log) == tokens
+
+
+def test_the_engine_gets_the_model_folder_also_for_a_checkpoint(tmp_path: Path) -> None:
+    checkpoint = ModelConfig(weights="checkpoint", path="~/models/x")
+    spec = engine_spec(setup("plain"), replace(context(tmp_path), model=checkpoint), "key")
+    assert value(list(spec.argv), "--model") == "/models/tiny"
+    assert "--load-format" not in spec.argv
+
+
+def job(tmp_path: Path, model: ModelConfig) -> Any:
+    return SimpleNamespace(config=SimpleNamespace(model=model), model_dir=tmp_path)
+
+
+def test_a_checkpoints_shape_is_read_from_its_folder_and_never_made_up(tmp_path: Path) -> None:
+    checkpoint = ModelConfig(weights="checkpoint", path="x")
+    with pytest.raises(OSError, match=r"config\.json"):
+        model_shape(job(tmp_path, checkpoint))
+    (tmp_path / "config.json").write_text('{"vocab_size": 99}', encoding="utf-8")
+    assert model_shape(job(tmp_path, checkpoint)) == {"vocab_size": 99}
+    assert model_shape(job(tmp_path, ModelConfig(shape={"a": 1}))) == {"a": 1}
+
+
+def test_an_engine_on_the_hosts_own_cores_yields_to_the_client(tmp_path: Path) -> None:
+    assert list(engine_spec(setup("plain"), context(tmp_path), "key").argv)[:3] == ["nice", "-n", "10"]
+    on_gpu = replace(context(tmp_path), stack=StackConfig(python="3.12", device="cuda", engine="v", engine_version="1"))
+    assert "nice" not in engine_spec(setup("plain"), on_gpu, "key").argv

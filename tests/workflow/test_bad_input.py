@@ -200,4 +200,30 @@ def test_a_port_in_use(project: Project) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         project.config(engine=CONFIG["engine"] | {"port": port})
-        refused(project, "engine.port", str(port), "in use")
+        done = project.snakemake("--cores", "2")
+        assert done.code != 0, done.text
+        assert "Traceback" not in done.text, done.text
+        assert len(done.messages) == 2, "what there is to do, and why not"
+        assert all(part in done.messages[1] for part in ("engine.port", str(port), "in use")), done.text
+        assert not (project.folder / "results").exists()
+        assert not (project.folder / "stacks/stub/.venv").exists()
+        # What starts no server works, also while a server of ours has the port.
+        assert project.plan()["measure_trial"] == 6
+        assert project.snakemake("--unlock").code == 0
+        done = project.snakemake("env", "--cores", "1")
+        assert done.code == 0, done.text
+        assert len(done.messages) == 1, done.text
+    done = project.snakemake("start", "--cores", "2")
+    assert done.code == 0, "no lock is left behind"
+
+
+def test_a_port_in_use_and_nothing_to_measure(project: Project) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    project.config(engine=CONFIG["engine"] | {"port": port}, repeats=1, setups={"plain": {"kind": "plain"}})
+    done = project.snakemake("measure", "--cores", "2")
+    assert done.code == 0, done.text
+    with socket.create_server(("127.0.0.1", port)):
+        done = project.snakemake("figures", "--cores", "2")
+        assert done.code == 0, done.text
+        assert done.jobs()["draw_figure"] >= 1

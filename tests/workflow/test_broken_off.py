@@ -148,6 +148,35 @@ def test_a_setup_that_does_not_come_up(project: Project) -> None:
     assert (jobs["measure_trial"], jobs["start_setup"]) == (1, 1)
 
 
+GOOD = {"kind": "plain"}
+BROKEN = {"kind": "plain", "env": {"KVLADDER_STUB_FAULT": "crash-at-start"}}
+
+
+def statuses(project: Project, setup: dict[str, Any], **changes: Any) -> list[str]:
+    """Measure one setup called plain; how all of its trials of this configuration and of older ones ended."""
+    project.config(setups={"plain": setup}, **changes)
+    done = project.snakemake("measure", "--cores", "2")
+    assert done.code == 0, done.text
+    return sorted(trial["status"] for trial in project.trials().values())
+
+
+def test_a_bring_up_of_another_configuration_condemns_nothing(project: Project) -> None:
+    assert statuses(project, GOOD, repeats=1) == ["completed"]
+    assert statuses(project, BROKEN, repeats=1) == ["completed", "failed"]
+    assert statuses(project, GOOD, repeats=2) == ["completed", "completed", "failed"], "the failed start is the latest"
+
+
+def test_a_failed_bring_up_says_nothing_where_none_is_waited_for(project: Project) -> None:
+    assert statuses(project, BROKEN, repeats=1) == ["failed"]
+    assert statuses(project, GOOD, repeats=1, start="folded") == ["completed", "failed"]
+    # The same setup whose bring-up failed: folded, its first trial is the bring-up, and tries.
+    trials = project.trials()
+    statuses(project, BROKEN, repeats=2, start="folded")
+    new = [trial for name, trial in project.trials().items() if name not in trials]
+    assert new
+    assert not any("did not come up when it was started before" in trial["reason"] for trial in new)
+
+
 def test_no_time_left_before_the_first_trial(project: Project) -> None:
     done = project.snakemake("judge", "--cores", "2", "--config", "repeats=1", KVLADDER_BUDGET_S="0.5")
     assert done.code == 0, done.text

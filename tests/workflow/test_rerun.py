@@ -70,6 +70,18 @@ def test_gate_settings_and_code(finished: Project) -> None:
     assert not measuring(jobs)
 
 
+def test_judging_code(finished: Project) -> None:
+    finished.append("workflow/kvladder/judge.py", "\nX = 1\n")
+    jobs = finished.plan("judge")
+    assert (jobs["judge_trial"], jobs["judge_block"], jobs["settle_verdict"]) == (6, 2, 6)
+    assert not measuring(jobs)
+    finished.append("workflow/rules/judge.smk", "\n")
+    finished.edit("workflow/rules/judge.smk", 'code_of("judge.py", "gates",', 'code_of("judgement.py", "gates",')
+    done = finished.snakemake("-n")
+    assert done.code != 0
+    assert "judgement.py is no file" in done.text, "a dependency that isn't there isn't passed over"
+
+
 def test_figure_and_report_code(finished: Project) -> None:
     finished.append("workflow/kvladder/figures/ttft.py", "\nX = 1\n")
     jobs = finished.plan()
@@ -102,6 +114,8 @@ def test_table_code(finished: Project) -> None:
         "counters/drain.py",
         "config/traffic.py",
         "config/records.py",
+        "counters/reading.py",
+        "probes/sampler.py",
     ],
 )
 def test_measuring_code(finished: Project, module: str) -> None:

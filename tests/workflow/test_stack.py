@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
 
+from kvladder.config import stack as stacks
+from kvladder.config.sources import read
 from kvladder.config.yaml import ConfigError
-from kvladder.stack import debian, patching, paths
+from kvladder.stack import debian, doctor, patching, paths
+from kvladder.stack import install as installing
 from kvladder.stack.install import InstallError, install
+
+from .conftest import ROOT, Project
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 VENV = f'python: "{VERSION}"\ndevice: none\nengine: nothing\nengine_version: "1"\n'
@@ -130,3 +137,71 @@ def test_a_patch_that_does_not_fit(site: Path, tmp_path: Path) -> None:
 def test_unknown_stacks_are_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"unknown 'nope'; stacks are: .*cpu"):
         paths.find("nope")
+
+
+def test_every_patch_belongs_to_a_stack() -> None:
+    applied = {
+        patch
+        for definition in (ROOT / "envs").glob("*/stack.yaml")
+        for _, patch in paths.patch_files(definition.parent, stacks.load(definition.parent))
+    }
+    assert applied == set((ROOT / "patches").glob("*/*/*.patch"))
+
+
+@pytest.mark.parametrize("source", ["venv", "preinstalled"])
+def test_a_stack_gets_its_patches(
+    stack: Path, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    # As in the offline bundle: the package lies in a folder on the interpreter's path.
+    information = site / "pkg-2.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: pkg\nVersion: 2.0\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    patch = stack / "patches/pkg/2.0/01-x.patch"
+    patch.parent.mkdir(parents=True)
+    shutil.copy(tmp_path / "01-x.patch", patch)
+    text = VENV.replace('engine: nothing\nengine_version: "1"', 'engine: pkg\nengine_version: "2.0"')
+    (stack / "stack.yaml").write_text(text + f"source: {source}\npatches: {{pkg: pkg}}\n", encoding="utf-8")
+    lines: list[str] = []
+    for _ in range(2):
+        installing._patch(stack, stacks.load(stack), Path(sys.executable), None, lines.append)
+    assert (site / "pkg/x.py").read_text(encoding="utf-8") == "a\nB\nc\n"
+    assert lines == ["pkg: 01-x.patch applied to pkg/x.py"]
+
+
+def test_the_doctor_looks_before_anything_is_installed(project: Project) -> None:
+    done = project.snakemake("doctor", "--cores", "1")
+    assert done.code != 0, done.text
+    assert "fail  stack stub: not installed: run `snakemake env`" in done.text
+    assert "install_stack" not in done.jobs()
+    assert not (project.folder / "stacks/stub/.venv").exists()
+    assert project.snakemake("env", "--cores", "1").code == 0
+    done = project.snakemake("doctor", "--cores", "1")
+    assert "ok    stack stub: " in done.text
+
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def test_the_doctor_knows_how_much_disk_is_needed(stack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = read([ROOT / "config/config.yaml"])
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**11, 95 * 10**9, 5 * 10**9))
+    (before,) = doctor._disk(config, stack, tmp_path / "results")
+    assert (before.state, before.seen) == ("warn", f"5.0 GB free at {tmp_path}, about 8 GB are needed")
+    install(stack, lambda _: None)
+    (after,) = doctor._disk(config, stack, tmp_path / "results")
+    assert after.state == "ok", "the engines are most of it"
+
+
+def test_the_doctor_looks_where_engines_put_their_caches(
+    stack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = read([ROOT / "config/config.yaml"])
+    (stack / ".cache").mkdir()
+    denied = {stack / ".cache", Path("/nowhere")}
+    monkeypatch.setattr(os, "access", lambda path, _mode: path not in denied)
+    monkeypatch.setenv("HOME", "/nowhere")
+    findings = {finding.what: finding for finding in doctor._user(config, stack, tmp_path)}
+    assert findings["home"].seen == f"/nowhere can't be written: servers get {stack / '.cache/home'}"
+    assert findings["caches of the engines"].state == "fail"
+    assert str(stack / ".cache") in findings["caches of the engines"].seen

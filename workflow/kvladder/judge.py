@@ -2,9 +2,10 @@
 
 Two steps, because most gates need one trial only and a few need all setups of a block (one suite, one repeat):
 
-1. `judge_trial` reads one folder → ``verdict.json``: valid, invalid or failed.
-2. `judge_block` compares the block's trials that are valid so far → ``blocks/<suite>/r<k>.json``, which holds extra
-   gate results by trial. `apply_block` lays it over a verdict, and may turn valid into invalid, never back.
+1. `judge_trial` reads one folder → ``own-verdict.json``: valid, invalid or failed.
+2. `judge_block` compares the block's trials that are valid so far → ``blocks/<suite>/r<k>-<block>.json``, which holds
+   extra gate results by trial. `apply_block` lays it over a trial's own verdict → ``verdict.json``, and may turn valid
+   into invalid, never back.
 
 Neither starts anything: stored raw data can be judged again at any time, on any machine.
 """
@@ -25,6 +26,8 @@ from kvladder.config.records import GateResult, TrialRecord, Verdict
 from kvladder.gates import raw_files_intact
 from kvladder.gates.base import COULD_NOT, BlockGate, Evidence, Gate, TrialKey, Unreadable
 
+_ALWAYS_ON = "raw-files-intact"
+
 _FOLDER = re.compile(r"r(?P<repeat>\d+)-(?P<run>.+)")
 
 
@@ -37,7 +40,7 @@ class BlockTrial(Strict):
 
 
 class BlockVerdict(Record):
-    """``blocks/<suite>/r<k>.json``: findings that need all setups of a block."""
+    """``blocks/<suite>/r<k>-<block>.json``: findings that need all setups of a block."""
 
     experiment: str
     suite: str
@@ -63,10 +66,10 @@ def judge_trial(folder: Path, config: GateConfig | None = None) -> Verdict:
         results = raw_files_intact.check(evidence)
         return _verdict(trial, "invalid", reason(results), results)
     try:
-        results = [result for name, gate in _trial_gates() if name not in config.off for result in gate.check(evidence)]
+        results = [result for name, gate in _trial_gates() if _is_on(name, config) for result in gate.check(evidence)]
     except Unreadable as error:
         return _verdict(trial, "invalid", f"{COULD_NOT}: {error}", [])
-    results = _decide_by(config, results)
+    results = _decide_by(config, results) + _switched_off(config)
     why = reason(results)
     verdict = _verdict(trial, "valid" if why is None else "invalid", why, results)
     return verdict.model_copy(update={"windows": evidence.windows})
@@ -91,7 +94,7 @@ def judge_block(folders: Sequence[Path], verdicts: Sequence[Verdict], config: Ga
     ]
     found: dict[TrialKey, list[GateResult]] = {evidence.key: [] for evidence in evidences}
     for name, gate in _block_gates():
-        if evidences and name not in config.off:
+        if evidences and _is_on(name, config):
             for key, results in gate.check_block(evidences).items():
                 found[key] += _decide_by(config, results)
     trials = [BlockTrial(setup=setup, run=run, gates=results) for (setup, run), results in found.items()]
@@ -143,6 +146,27 @@ def _modules(function: str) -> list[tuple[str, Any]]:
     """Gates by name that have this function, in the order of their names."""
     modules = [(name, registry.load("gates", name)) for name in registry.kinds("gates")]
     return [(name, module) for name, module in modules if hasattr(module, function)]
+
+
+def _is_on(name: str, config: GateConfig) -> bool:
+    return name not in config.off or name == _ALWAYS_ON
+
+
+def _switched_off(config: GateConfig) -> list[GateResult]:
+    """Gates that aren't run, of the block's too: whoever reads the verdict must see what nobody looked at."""
+    return [
+        GateResult(
+            gate=name,
+            decision="not-checked",
+            required=False,
+            expected="not looked at",
+            seen="switched off in gates.off",
+            source="configuration: gates.off",
+            workload=None,
+        )
+        for name in dict.fromkeys(config.off)
+        if not _is_on(name, config)
+    ]
 
 
 def _decide_by(config: GateConfig, results: list[GateResult]) -> list[GateResult]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from kvladder.config import registry
 from kvladder.config import stack as stacks
-from kvladder.config.experiment import block_id, model_id, plan, start_id
+from kvladder.config.experiment import block_id, model_id, plan
 from kvladder.config.sources import read
 from kvladder.config.yaml import ConfigError
-from kvladder.plan import digest, estimate, stored
+from kvladder.plan import bringup, digest, estimate, stored
 from kvladder.plan.captions import constants
 from kvladder.plan.parent import WORKFLOW_PID
 from kvladder.serving.errors import PortInUse
@@ -28,11 +28,6 @@ try:
     STACK = stacks.load(STACK_FOLDER)
     STACK_FILES = paths.definition_files(STACK_FOLDER, STACK)
     BUDGET_S = estimate.budget(EXPERIMENT.budget_s)
-    if EXPERIMENT.engine.port is not None and workflow.is_main_process:
-        check_free(EXPERIMENT.engine.port)
-except PortInUse as problem:
-    print(f"kvladder: engine.port: {problem}; free it, or leave the key out", file=sys.stderr)
-    sys.exit(1)
 except (ConfigError, ValueError) as problem:
     # One message, no trace-back; nothing has been started.
     print(f"kvladder: {problem}", file=sys.stderr)
@@ -82,20 +77,7 @@ FIGURE = [f"results/{{experiment}}/figures/{{figure}}.{ending}" for ending in ("
 REPORT = ["reports/{experiment}.html", "reports/{experiment}.pdf", "results/{experiment}/summary.md"]
 
 
-def code_of_setup(setup, suite=None):
-    """Modules that make the raw data of a setup's bring-up, or of its trials of a suite."""
-    workloads = [] if suite is None else EXPERIMENT.suite_map()[suite]
-    kinds = {config["workloads"][name]["kind"] for name in workloads}
-    return digest.measuring_code(config["setups"][setup]["kind"], kinds)
-
-
-def start_path(setup):
-    """Where a setup's bring-up is recorded: another path for another content of anything that it depends on."""
-    code = digest.digest(code_of_setup(setup), paths.ROOT)
-    return str(RESULTS / "start" / f"{setup}-{start_id(EXPERIMENT, setup, STACK_DIGEST, code)}.json")
-
-
-STARTS = {setup: start_path(setup) for setup in config["setups"]}
+STARTS = {setup: str(bringup.start_path(EXPERIMENT, RESULTS, setup, STACK_DIGEST)) for setup in config["setups"]}
 SELECTION = estimate.select(
     PLAN,
     RESULTS,
@@ -157,17 +139,17 @@ def start_record(wildcards):
 
 def measuring_code(wildcards):
     """Modules that make a job's raw data; their content counts, not their time."""
-    return ancient([shown(path) for path in code_of_setup(wildcards.setup, wildcards.get("suite"))])
+    return ancient([shown(path) for path in bringup.code_of_setup(EXPERIMENT, wildcards.setup, wildcards.get("suite"))])
 
 
 def code_digest(wildcards):
     """Content of `measuring_code`, without comments and formatting."""
-    return digest.digest(code_of_setup(wildcards.setup, wildcards.suite), paths.ROOT)
+    return digest.digest(bringup.code_of_setup(EXPERIMENT, wildcards.setup, wildcards.suite), paths.ROOT)
 
 
-def code_of(*packages):
-    """Modules of the library that a later stage runs."""
-    return [shown(path) for path in digest.source_files(*packages)]
+def code_of(*names):
+    """Folders and modules of the library that a later stage runs."""
+    return [shown(path) for path in digest.source_files(*names)]
 
 
 BLOCKS = {}
@@ -212,8 +194,21 @@ if workflow.is_main_process:
         os.environ.setdefault(estimate.DEADLINE, str(time.time() + BUDGET_S))
 
 
+def check_port():
+    """A port that others hold would fail one start after the other; what starts no server doesn't mind."""
+    starts_servers = any(job.rule.name in ("measure_trial", "start_setup") for job in workflow.dag.needrun_jobs())
+    if EXPERIMENT.engine.port is None or not starts_servers:
+        return
+    try:
+        check_free(EXPERIMENT.engine.port)
+    except PortInUse as problem:
+        print(f"kvladder: engine.port: {problem}; free it, or leave the key out", file=sys.stderr)
+        sys.exit(1)
+
+
 # Jobs read the effective configuration from here. It is no rule's output: trials must not depend on it as a whole.
 onstart:
+    check_port()
     stored.write(EXPERIMENT, RESULTS)
 
 

@@ -20,9 +20,8 @@ rule install_stack:
         "{PYTHON:q} {input.script:q} {output:q} {log:q}"
 
 
+# Without the stack as its input: on a machine that nothing is installed on, it is the doctor who says so.
 rule doctor:
-    input:
-        STAMP,
     log:
         f"logs/doctor/{EXPERIMENT.experiment}.log",
     params:

@@ -7,7 +7,7 @@ rule figures:
 rule draw_figure:
     input:
         tables=TABLE,
-        code=code_of("figures"),
+        code=code_of("figures", "tables"),
     output:
         svg=report(
             FIGURE[0],

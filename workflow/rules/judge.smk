@@ -7,7 +7,7 @@ rule judge:
 rule judge_trial:
     input:
         trial=TRIAL,
-        code=code_of("gates", "counters", "setups"),
+        code=code_of("judge.py", "gates", "counters", "setups"),
     output:
         OWN_VERDICT,
     log:
@@ -25,7 +25,7 @@ rule judge_block:
     input:
         trials=of_block(TRIAL),
         verdicts=of_block(OWN_VERDICT),
-        code=code_of("gates", "counters"),
+        code=code_of("judge.py", "gates", "counters"),
     output:
         BLOCK,
     log:
@@ -42,6 +42,7 @@ rule settle_verdict:
     input:
         own=OWN_VERDICT,
         block=block_path,
+        code=code_of("judge.py"),
     output:
         VERDICT,
     log:

@@ -14,7 +14,7 @@ from kvladder.trial.session import Stack
 def work(job: Job) -> None:
     """Run the trial; or record why it is not started."""
     trial = job.trial()
-    why = unmeasured.reason(job.results, trial)
+    why = unmeasured.reason(job.config, job.results, trial)
     if why is None:
         job.say(outlook(plan(job.config), job.results))
         serving = Serving(job.config, Stack.load(job.stack_folder, job.stamp_path), job.model_folder, job.say)

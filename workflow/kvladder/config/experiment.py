@@ -123,6 +123,8 @@ class GateConfig(Strict):
         for name in names:
             if name not in registry.kinds("gates"):
                 raise ValueError(f"unknown gate {name!r}; gates are: {', '.join(registry.kinds('gates'))}")
+            if name == "raw-files-intact":
+                raise ValueError("raw-files-intact always decides: nothing can be said of files that were changed")
         return names
 
 
@@ -155,6 +157,13 @@ class ExperimentConfig(Strict):
     load: LoadConfig = Field(default_factory=LoadConfig, description="Client deadlines.")
     gates: GateConfig = Field(default_factory=GateConfig, description="Validity checks.")
     probe_interval_s: float = Field(default=0.5, gt=0, description="Distance of host and device samples.")
+
+    @field_validator("experiment")
+    @classmethod
+    def _not_reserved(cls, name: str) -> str:
+        if name == "published":
+            raise ValueError("'published' is the folder of published results: take another name")
+        return name
 
     @field_validator("setups", "workloads", mode="before")
     @classmethod

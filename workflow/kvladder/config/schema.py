@@ -7,6 +7,7 @@ test fails when they differ from what the models say.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -15,10 +16,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from kvladder.config import records, registry
+from kvladder.config.base import Name, parse_size
 from kvladder.config.experiment import ExperimentConfig
 from kvladder.config.stack import StackConfig, StackStamp
 
 ROOT = Path(__file__).parents[3]
+_NAME_PATTERN = get_args(Name)[1].pattern
 MARKER = "<!-- generated below by `make schemas`; edit the models instead -->"
 
 RECORDS: dict[str, type[BaseModel]] = {
@@ -113,9 +116,17 @@ def _default(info: FieldInfo) -> str:
 
 
 def _type(info: FieldInfo) -> str:
-    if any(getattr(item, "func", None) is not None for item in info.metadata):
-        return "size (`8GiB`, `1e9`)"
-    return _name(info.annotation)
+    return _known(info.metadata) or _name(info.annotation)
+
+
+def _known(metadata: Iterable[Any]) -> str | None:
+    """Word for one of our own field types, by what it is made of; None for any other annotated type."""
+    for item in metadata:
+        if getattr(item, "func", None) is parse_size:
+            return "size (`8GiB`, `1e9`)"
+        if getattr(item, "pattern", None) == _NAME_PATTERN:
+            return "name"
+    return None
 
 
 def _name(annotation: Any) -> str:
@@ -125,7 +136,7 @@ def _name(annotation: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(_name(part) for part in arguments if part is not type(None))
     if hasattr(annotation, "__metadata__"):
-        return "size (`8GiB`, `1e9`)" if any(hasattr(m, "func") for m in annotation.__metadata__) else "name"
+        return _known(annotation.__metadata__) or _name(arguments[0])
     if origin is list:
         return f"list of {_name(arguments[0])}"
     if origin is dict:

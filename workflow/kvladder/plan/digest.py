@@ -16,32 +16,49 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1]
 
 _MEASURING = ("trial", "load", "serving")
-_SINGLE = ("counters/scrape.py", "counters/drain.py", "config/traffic.py", "config/records.py")
+_SINGLE = (
+    "counters/scrape.py",
+    "counters/drain.py",
+    "config/traffic.py",
+    "config/records.py",
+    "probes/sampler.py",
+)
 _SILENT = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER)
 
 
-def source_files(*folders: str) -> list[Path]:
-    """Every module and template of the library's folders, sorted; compiled files and caches are none."""
+def source_files(*names: str) -> list[Path]:
+    """The library's files of these names, and every module and template of its folders of these names, sorted.
+
+    Compiled files and caches are none. Raises LookupError for a name that gives no file: nothing would depend on it.
+    """
     kinds = (".py", ".j2", ".css", ".js")
-    found = [path for folder in folders for path in (PACKAGE / folder).rglob("*") if path.suffix in kinds]
-    return sorted(path for path in found if "__pycache__" not in path.parts)
+    found: set[Path] = set()
+    for name in names:
+        place = PACKAGE / name
+        below = [path for path in place.rglob("*") if path.suffix in kinds and "__pycache__" not in path.parts]
+        files = [place] if place.is_file() else below
+        if not files:
+            raise LookupError(f"{place} is no file, and no folder with source files")
+        found.update(files)
+    return sorted(found)
 
 
 def measuring_code(setup_kind: str, workload_kinds: Iterable[str]) -> list[Path]:
     """Modules whose change makes a trial's raw data another thing.
 
     Of setups and workloads only those that the trial uses count, with what they import: a new setup measures nothing
-    of the others again.
+    of the others again. So do the counters that a setup reads: they decide when its stores are done, and with that
+    when the next pass begins.
     """
-    files = set(source_files(*_MEASURING)) | {PACKAGE / name for name in _SINGLE}
-    files |= _used("setups", setup_kind)
+    files = set(source_files(*_MEASURING, *_SINGLE))
+    files |= _used("setups", setup_kind, "counters")
     for kind in workload_kinds:
         files |= _used("workloads", kind)
-    return sorted(path for path in files if path.is_file())
+    return sorted(files)
 
 
-def _used(family: str, kind: str) -> set[Path]:
-    """The module of a kind, the family's base, and what they import of the same family."""
+def _used(family: str, kind: str, *others: str) -> set[Path]:
+    """The module of a kind, the family's base, and what they import of the same family and of ``others``."""
     todo = [PACKAGE / family / f"{kind.replace('-', '_')}.py", PACKAGE / family / "base.py"]
     seen: set[Path] = set()
     while todo:
@@ -49,7 +66,8 @@ def _used(family: str, kind: str) -> set[Path]:
         if path in seen or not path.is_file():
             continue
         seen.add(path)
-        todo += [PACKAGE / family / f"{name}.py" for name in _imports(path, f"kvladder.{family}")]
+        for folder in (family, *others):
+            todo += [PACKAGE / folder / f"{name}.py" for name in _imports(path, f"kvladder.{folder}")]
     return seen
 
 

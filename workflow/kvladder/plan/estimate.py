@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import time
@@ -148,9 +150,12 @@ def budget(configured: float | None, environment: Mapping[str, str] = os.environ
     if text is None or not text.strip():
         return configured
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
-        raise ValueError(f"{BUDGET}: expected a number of seconds, got {text!r}") from None
+        seconds = math.nan
+    if math.isnan(seconds) or seconds < 0:
+        raise ValueError(f"{BUDGET}: expected a number of seconds, got {text!r}")
+    return seconds
 
 
 def refusal(folder: Path, setup: str, suite: str, environment: Mapping[str, str] = os.environ) -> str | None:
@@ -186,9 +191,16 @@ def forget(record: Path) -> None:
 
 
 def failed_records(folder: Path) -> list[Path]:
-    """``trial.json`` of failed trials and the records of bring-ups that failed."""
+    """``trial.json`` of failed trials and the records of bring-ups that failed, and those that can't be read."""
     paths = [*folder.glob("trials/*/*/*/trial.json"), *folder.glob("start/*.json")]
-    return sorted(path for path in paths if '"status":"failed"' in _head(path).replace(" ", ""))
+    return sorted(path for path in paths if not _completed(path))
+
+
+def _completed(path: Path) -> bool:
+    try:
+        return bool(json.loads(path.read_text(encoding="utf-8"))["status"] == "completed")
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def duration(seconds: float) -> str:

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from glob import escape
 from pathlib import Path
 
 from kvladder.config.experiment import ExperimentConfig, Trial, effective
-from kvladder.config.records import EffectiveConfig, StartRecord, TrialRecord
+from kvladder.config.records import EffectiveConfig, TrialRecord
 from kvladder.config.stack import StackStamp
+from kvladder.plan import bringup
 from kvladder.plan.estimate import refusal
 from kvladder.provenance.host import describe_harness, describe_host
 from kvladder.stack.paths import ROOT
 
 
-def reason(results: Path, trial: Trial) -> str | None:
+def reason(config: ExperimentConfig, results: Path, trial: Trial) -> str | None:
     """Why the trial isn't worth starting, or not any more; None when it is. ``results``: ``results/<experiment>``."""
-    failure = _failed_start(results, trial.setup)
+    failure = bringup.failure(config, results, trial.setup)
     if failure is not None:
         return f"the setup did not come up when it was started before measuring: {failure}"
     return refusal(results, trial.setup, trial.suite)
-
-
-def _failed_start(results: Path, setup: str) -> str | None:
-    """Why the latest bring-up of a setup failed; None where it didn't, or there was none."""
-    paths = sorted(results.glob(f"start/{escape(setup)}-????????.json"), key=lambda path: path.stat().st_mtime_ns)
-    if not paths:
-        return None
-    start = StartRecord.model_validate_json(paths[-1].read_text(encoding="utf-8"))
-    return (start.reason or "no reason recorded") if start.status == "failed" else None
 
 
 def record(config: ExperimentConfig, trial: Trial, stamp: StackStamp, why: str) -> TrialRecord:

@@ -73,10 +73,13 @@ def describe_gpus(devices: list[str], nvml: Any = None) -> list[dict[str, Any]]:
 
 
 def describe_host(devices: list[str]) -> HostRecord:
-    """Identity and size of this machine. The id changes at every boot: trials of two boots aren't one block."""
+    """Identity and size of this machine. The id changes at every boot: trials of two boots aren't one block.
+
+    It is ``unknown`` where neither the machine nor the boot has an id to read.
+    """
     identity = _read("/etc/machine-id") + _read("/proc/sys/kernel/random/boot_id")
     return HostRecord(
-        host_id=hashlib.sha256(identity.encode()).hexdigest()[:12],
+        host_id=hashlib.sha256(identity.encode()).hexdigest()[:12] if identity else "unknown",
         cpu=_cpu_model(),
         cores=os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,

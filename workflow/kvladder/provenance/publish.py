@@ -70,7 +70,7 @@ def unpack(archive: Path, experiment: Path) -> None:
 
 
 class Differs(Exception):
-    """Tables or figures rebuilt from published raw data aren't the ones that were published."""
+    """What is asked for isn't published, or its tables and figures come out otherwise than published."""
 
 
 def derived_sums(experiment: Path) -> dict[str, str]:
@@ -86,13 +86,16 @@ def rebuild(root: Path, names: Iterable[str] = (), *, record: bool = False) -> l
     the published one; with ``record`` they become the published ones.
     """
     reports: list[Path] = []
-    chosen = set(names)
-    for folder in sorted(path.parent for path in (root / PUBLISHED).glob(f"*/{RAW}")):
-        if chosen and folder.name not in chosen:
-            continue
-        experiment = str(load_file(folder / CONFIG)["experiment"])
+    there = {path.parent.name: path.parent for path in sorted((root / PUBLISHED).glob(f"*/{RAW}"))}
+    for name in list(names) or there:
+        if name not in there:
+            raise Differs(f"{name!r} isn't published; there is: {', '.join(there) or 'nothing'}")
+        folder = there[name]
+        # A folder of its own: what was measured here under the experiment's name stays apart, and stays to be measured.
+        experiment = f"published-{folder.name}"
         unpack(folder / RAW, root / "results" / experiment)
         argv = [sys.executable, "-m", "snakemake", "report", "--cores", "all"]
+        argv += ["--config", f"experiment={experiment}"]
         argv += ["--configfile", str((folder / CONFIG).relative_to(root))]
         subprocess.run(argv, cwd=root, check=True, env={**os.environ, "KVLADDER_BUDGET_S": "0"})
         _compare(folder / SUMS, derived_sums(root / "results" / experiment), record=record)

@@ -59,10 +59,12 @@ def times(value: float | None) -> str:
 
 
 def span(low: float | None, high: float | None) -> str:
-    """``low–high`` of a ratio, both with the decimals of the upper one."""
+    """``low–high`` of a ratio, both with the decimals of the upper one, or more (up to three) to tell them apart."""
     if low is None or high is None:
         return UNKNOWN
     decimals = _ratio_decimals(high)
+    while decimals < 3 and f"{low:.{decimals}f}" == f"{high:.{decimals}f}":
+        decimals += 1
     return f"{low:,.{decimals}f}–{high:,.{decimals}f}"
 
 

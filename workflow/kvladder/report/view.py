@@ -12,8 +12,8 @@ import yaml
 
 from kvladder.config.base import TIERS
 from kvladder.figures._style import LABEL as FIGURE_LABEL
-from kvladder.report.formats import UNKNOWN, listing, number, plural, ratio, scale, seconds, size, span
-from kvladder.report.words import describe_workload, labels, several, shorten, verdict
+from kvladder.report.formats import UNKNOWN, listing, number, plural, ratio, scale, seconds, size, span, times
+from kvladder.report.words import Cell, describe_workload, labels, several, shorten, verdict
 from kvladder.stats.samples import median
 from kvladder.tables.labels import short_labels, workload_order
 from kvladder.tables.model import PASSES, Tables
@@ -26,6 +26,7 @@ MATRIX_SETUPS = 8
 """Setups up to which gates are shown setup by setup."""
 PARITY_COLUMNS = 5
 REASONS = 40
+GLANCE_COLUMNS = 6
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ def view(tables: Tables, config: Mapping[str, Any]) -> dict[str, Any]:
         "baseline": tables.baseline,
         "facts": _facts(tables, planned),
         "verdict": verdict(tables, planned),
+        "glance": _glance(tables, setups),
         "ours": _ours(tables, setups),
         "results": [_result(tables, setups, planned, *pair) for pair in workload_order(tables, tables.passes)],
         "shortened": [
@@ -125,12 +127,14 @@ def _plain(value: Any) -> Any:
 def _setups(tables: Tables, config: Mapping[str, Any]) -> dict[str, Setup]:
     titles = tables.titles()
     short = labels(tables, config.get("setups", {}))
+    tiers = tables.tiers()
     drawn = short_labels([titles.get(name, name) for name in short], FIGURE_LABEL)
     result = {}
     for name, label in short.items():
         rows = tables.trials.filter(pl.col("setup") == name)
         badges = ["baseline"] if name == tables.baseline else []
         badges += ["A/A control"] if rows["control"].any() else []
+        badges += ["control: device cache"] if tiers.get(name) == "gpu" else []
         badges += ["ours in the data path"] if rows["ours_in_path"].drop_nulls().len() else []
         title = titles.get(name, name)
         result[name] = Setup(name, label, title, drawn[title], badges)
@@ -141,7 +145,17 @@ def _facts(tables: Tables, planned: Mapping[str, int]) -> list[tuple[str, str]]:
     context, trials = tables.context, tables.trials
     valid = trials.filter(pl.col("status") == "valid").height
     total = max(sum(planned.values()), trials.height)
-    facts = [("Trials counted", f"{valid:,} of {total:,}")]
+    counted = f"{valid:,} of {trials.height:,}"
+    facts = [
+        (
+            "Trials counted",
+            counted
+            if total == trials.height
+            else f"0 of {total:,}"
+            if not trials.height
+            else f"{counted} measured, {total:,} planned",
+        )
+    ]
     for host in context.get("hosts", [])[:1]:
         gpus = [str(gpu.get("name", "GPU")) for gpu in host.get("gpus", [])]
         machine = f"{host['cpu']}, {plural(host['cores'], 'core')}, {size(host['memory_bytes'])}"
@@ -183,11 +197,12 @@ def _result(
     for setup in setups.values():
         mine = status.filter(pl.col("setup") == setup.name)
         good = mine.filter(pl.col("status") == "valid").height
+        control = "A/A control" in setup.badges
         suites = max(1, len(tables.trials.select("suite").unique()))
         total = max(mine.height, planned.get(setup.name, 0) // suites)
         values = {
             metric: [
-                _value(cells.get((setup.name, metric, name)), setup.name == tables.baseline, factor, decimals)
+                _value(cells.get((setup.name, metric, name)), setup.name == tables.baseline, control, factor, decimals)
                 for name in passes
             ]
             for metric in metrics
@@ -199,7 +214,7 @@ def _result(
                 wall=values.get("wall_s", []),
                 hits=_hits(here.get((setup.name,))),
                 valid=f"{good} of {total}",
-                complete=good == total,
+                complete=good == mine.height,
             )
         )
     blocks: dict[str, list[int]] = {}
@@ -222,26 +237,84 @@ def _result(
     )
 
 
+def _glance(tables: Tables, setups: Mapping[str, Setup]) -> dict[str, Any]:
+    """The headline: a column for each workload's hit and for what the first request pays; rows are setups."""
+    columns: list[dict[str, str]] = []
+    cells: list[dict[str, Row]] = []
+    for suite, workload in workload_order(tables, tables.passes):
+        wall = several(tables, suite, workload)
+        metric = "wall_s" if wall else "ttft_s"
+        hit = next((name for name in ("first-hit", "warm") if Cell(suite, workload, metric, name).rows(tables)), None)
+        if hit is None:
+            continue
+        what = f"{'wall time' if wall else 'TTFT'}, {PASS_TITLES[hit]}"
+        columns.append({"title": workload, "what": what, "kind": "time"})
+        cells.append(Cell(suite, workload, metric, hit).rows(tables))
+        if not wall:
+            columns.append({"title": workload, "what": "first-request cost", "kind": "cost"})
+            cells.append(Cell(suite, workload, metric, "cold").rows(tables))
+    columns, cells = columns[:GLANCE_COLUMNS], cells[:GLANCE_COLUMNS]
+    scales = [
+        scale(row["median"] for row in cell.values()) if column["kind"] == "time" else None
+        for column, cell in zip(columns, cells, strict=True)
+    ]
+    rows = [
+        (setup, [_glimpse(cell.get(name), scaled, setup.badges) for cell, scaled in zip(cells, scales, strict=True)])
+        for name, setup in setups.items()
+        if any(name in cell for cell in cells)
+    ]
+    return {"columns": columns, "rows": rows}
+
+
+def _glimpse(row: Row | None, scaled: tuple[float, str, int] | None, badges: Sequence[str]) -> Value:
+    """A cell of the headline: how long, and how many times the baseline's speed; or what the cold pass costs."""
+    is_baseline, is_control = "baseline" in badges, "A/A control" in badges
+    if row is None:
+        return Value(UNKNOWN)
+    notes = []
+    if not is_baseline and row["ratio"] is None:
+        notes = ["no block in common"]
+    elif not is_baseline and row["ratio_low"] is None:
+        notes = ["one block, no range"]
+    elif row["within_noise"] and not is_control:
+        notes = ["within noise"]
+    if scaled is None:
+        if is_baseline:
+            return Value("1×")
+        bracket = "" if row["ratio_low"] is None else span(row["ratio_low"], row["ratio_high"])
+        return Value(times(row["ratio"]), bracket=bracket, notes=notes)
+    factor, unit, decimals = scaled
+    middles = [row["median"]] if row["mode_low"] is None else [row["mode_low"], row["mode_high"]]
+    time = " / ".join(number(each * factor, decimals) for each in middles) + f" {unit}"
+    notes = ["two modes", *notes] if len(middles) > 1 else notes
+    if is_baseline or row["ratio"] is None or row["within_noise"] or not row["ratio"]:
+        return Value(time, notes=notes)
+    speed = f"{times(1 / row['ratio'])} as fast" if row["ratio"] < 1 else f"{times(row['ratio'])} the time"
+    return Value(time, speed, notes=notes)
+
+
 def _from_to(counts: Sequence[int]) -> str:
     return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
-def _value(row: Row | None, is_baseline: bool, factor: float, decimals: int) -> Value:
+def _value(row: Row | None, is_baseline: bool, is_control: bool, factor: float, decimals: int) -> Value:
     if row is None:
         return Value(UNKNOWN)
     notes = []
-    if row["mode_low"] is not None:
-        low, high = (number(row[name] * factor, decimals) for name in ("mode_low", "mode_high"))
-        notes.append(f"two modes: {low} ({row['n_mode_low']}), {high} ({row['n_mode_high']})")
     text = number(row["median"] * factor, decimals)
+    if row["mode_low"] is not None:
+        text = " / ".join(number(row[name] * factor, decimals) for name in ("mode_low", "mode_high"))
+        notes.append(f"two modes: {row['n_mode_low']} and {row['n_mode_high']} trials")
     if is_baseline:
         return Value(text, notes=notes)
-    if row["within_noise"]:
+    if row["within_noise"] and not is_control:
         notes.append("within noise")
     if row["undefined"]:
         notes.append("ratio to 0 undefined")
     if row["ratio"] is None:
-        return Value(text, UNKNOWN, notes=notes)
+        return Value(text, UNKNOWN, notes=notes if row["undefined"] else [*notes, "no block in common"])
+    if row["ratio_low"] is None:
+        notes.append("one block, no range")
     bracket = "" if row["ratio_low"] is None else span(row["ratio_low"], row["ratio_high"])
     return Value(text, f"{ratio(row['ratio'])}×", bracket, notes)
 
@@ -440,18 +513,30 @@ def _short(value: Any) -> str:
 def _servers(context: Mapping[str, Any], setups: Mapping[str, Setup]) -> dict[str, Any]:
     """Command lines by setup, as run in one of its trials."""
     most = 12
+    environments = [
+        set(server["env"].items())
+        for name in setups
+        if name in context.get("setups", {})
+        for server in context["setups"][name]["servers"]
+    ]
+    # What every server gets is said once; the rest of each is short enough to be read.
+    common = set.intersection(*environments) if len(environments) > 1 else set()
     shown = [
         {
             "setup": setup,
             "processes": [
-                {"name": server["name"], "argv": _command(server["argv"]), "env": sorted(server["env"].items())}
+                {
+                    "name": server["name"],
+                    "argv": _command(server["argv"]),
+                    "env": sorted(set(server["env"].items()) - common),
+                }
                 for server in context["setups"][name]["servers"]
             ],
         }
         for name, setup in setups.items()
         if name in context.get("setups", {})
     ]
-    return {"shown": shown[:most], "more": max(0, len(shown) - most)}
+    return {"shown": shown[:most], "more": max(0, len(shown) - most), "common": sorted(common)}
 
 
 def _command(argv: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from kvladder.report.formats import listing, number, plural, seconds, span, times
+from kvladder.report.formats import listing, plural, ratio, seconds, span, times
 from kvladder.stats.paired import paired_ratio
 from kvladder.tables.labels import setup_order, short_labels, workload_order
 from kvladder.tables.model import Tables
@@ -107,7 +107,7 @@ def verdict(tables: Tables, planned: Mapping[str, int]) -> list[Paragraph]:
     if not tables.summary.height:
         return [Paragraph("", "No trial is valid, so nothing can be compared.", lost)]
     found = [_workload(tables, names, suite, workload) for suite, workload in workload_order(tables, tables.passes)]
-    doubts = lost + _modes(tables, names)
+    doubts = lost + _modes(tables, names) + _leniency(tables, names)
     if doubts:
         found.append(Paragraph("what does not count", "Take care with these:", doubts))
     return [*found, Paragraph("", _method(tables, names), [])]
@@ -115,46 +115,56 @@ def verdict(tables: Tables, planned: Mapping[str, int]) -> list[Paragraph]:
 
 def _workload(tables: Tables, names: Mapping[str, str], suite: str, workload: str) -> Paragraph:
     metric = "wall_s" if several(tables, suite, workload) else "ttft_s"
-    topic = f"{workload}: {describe_workload(tables, suite, workload)}"
+    name = workload if tables.passes["suite"].n_unique() == 1 else f"{suite} / {workload}"
+    topic = f"{name}: {describe_workload(tables, suite, workload)}"
     by_pass = {name: Cell(suite, workload, metric, name) for name in ("cold", "first-hit", "warm")}
     rows = {name: cell.rows(tables) for name, cell in by_pass.items()}
     hit = "first-hit" if rows["first-hit"] else "warm"
     when = "on a first hit" if hit == "first-hit" else "on a hit"
-    hits = rows[hit]
-    about = {row["setup"]: row for row in tables.trials.iter_rows(named=True)}
+    hits, tiers, controls = rows[hit], tables.tiers(), set(tables.context.get("controls", []))
+    others = [row for setup, row in hits.items() if setup != tables.baseline and setup not in controls]
+    caches = [
+        f"For comparison: {names[row['setup']]}, the engine's own device cache, takes {typical(row)} "
+        f"({plural(row['n'], 'trial')}); it holds only what fits the device pool."
+        for row in others
+        if tiers.get(row["setup"]) == "gpu"
+    ]
+    rivals = [row for row in others if tiers.get(row["setup"]) != "gpu"]
     base = hits.get(tables.baseline)
     if base is None:
         baseline = names.get(tables.baseline, strong(tables.baseline))
-        return Paragraph(topic, f"{baseline} has no valid value, so there are no ratios.", [])
-    rivals = [
-        row
-        for setup, row in hits.items()
-        if setup != tables.baseline and not about[setup]["control"] and about[setup]["tier"] != "gpu"
-    ]
-    faster = sorted((row for row in rivals if _clearly(row, "lower")), key=lambda row: row["ratio"])
+        alone = [f"{names[row['setup']]} {typical(row)} ({plural(row['n'], 'trial')})" for row in rivals]
+        more = [f"Without a ratio, {when}: {listing(alone)}."] if alone else []
+        return Paragraph(topic, f"{baseline} has no valid value, so there are no ratios.", more + caches)
+    baseline = names[tables.baseline]
+    ranked = [row for row in rivals if row["ratio_low"] is not None]
+    faster = sorted((row for row in ranked if _clearly(row, "lower")), key=lambda row: row["ratio"])
+    # Those with a single block may be faster still: what is said is that nobody knows.
+    among = "" if len(ranked) == len(rivals) else " of the tiers that have two blocks or more,"
     done = "ends" if metric == "wall_s" else "answers"
     details = []
     if faster:
         best, rest = faster[0], faster[1:]
         lead = (
-            f"{names[best['setup']]} {done} fastest {when}, {_thing(metric)} {seconds(best['median'])}: "
-            f"{times(1 / best['ratio'])} as fast as {names[tables.baseline]}, which computes it in "
-            f"{seconds(base['median'])} ({span(1 / best['ratio_high'], 1 / best['ratio_low'])}×, "
-            f"{interval_words(best['interval'], best['blocks'])})."
+            f"{names[best['setup']]} {done} fastest{among} {when}, {_thing(metric)} {typical(best)}: "
+            f"{times(1 / best['ratio'])} as fast as {baseline} "
+            f"({span(1 / best['ratio_high'], 1 / best['ratio_low'])}×, "
+            f"{interval_words(best['interval'], best['blocks'])}), which computes it in {typical(base)}."
         )
         details += _rest(tables, names, by_pass[hit], best, rest)
+    elif ranked:
+        lead = f"{when[0].upper()}{when[1:]}, no tier is clearly faster than computing it ({typical(base)})."
     elif rivals:
-        lead = f"{when[0].upper()}{when[1:]}, no tier is clearly faster than computing it ({seconds(base['median'])})."
+        lead = (
+            f"{when[0].upper()}{when[1:]}, no tier can be ranked yet: none has two blocks in which it and {baseline}, "
+            f"which computes it in {typical(base)}, are both valid."
+        )
     else:
-        lead = f"No tier has a valid value to compare with {names[tables.baseline]}."
-    details += _not_faster(names, rivals, when, tables.baseline)
-    details += [
-        f"For comparison: {names[row['setup']]}, the engine's own device cache, takes {seconds(row['median'])}; it "
-        "holds only what fits the device pool."
-        for setup, row in hits.items()
-        if about[setup]["tier"] == "gpu"
-    ]
-    details += _cold(names, about, rows["cold"], tables.baseline)
+        lead = f"No tier has a valid value to compare with {baseline}."
+    details += _not_faster(names, ranked, when, tables.baseline)
+    details += _thin(names, rivals, baseline)
+    details += caches
+    details += _cold(names, tiers, controls, rows["cold"], tables.baseline)
     return Paragraph(topic, lead, details)
 
 
@@ -162,9 +172,38 @@ def _thing(metric: str) -> str:
     return "the last token after" if metric == "wall_s" else "the first token after"
 
 
+def typical(row: Row) -> str:
+    """A setup's time; two modes are named, never averaged."""
+    if row["mode_low"] is None:
+        return seconds(row["median"])
+    return f"{seconds(row['mode_low'])} or {seconds(row['mode_high'])} (two modes)"
+
+
 def _clearly(row: Row, side: str) -> bool:
-    """On one side of the baseline and not known to be within noise."""
+    """On one side of the baseline and not known to be within noise; never without an interval."""
     return row["difference"] == side and row["within_noise"] is not True and bool(row["ratio_low"])
+
+
+def _thin(names: Mapping[str, str], rows: Iterable[Row], baseline: str) -> list[str]:
+    """Setups with too few blocks for a range. That is missing data, and says nothing of noise."""
+    single, none = [], []
+    for row in rows:
+        if row["ratio"] is None:
+            zero = (
+                f", and the ratio to 0 is undefined in {plural(row['undefined'], 'block')}" if row["undefined"] else ""
+            )
+            none.append(f"{names[row['setup']]} ({typical(row)}, {plural(row['n'], 'trial')}{zero})")
+        elif row["ratio_low"] is None:
+            single.append((row["ratio"], f"{names[row['setup']]} {ratio(row['ratio'])}×"))
+    result = []
+    if single:
+        those = listing([text for _, text in sorted(single)])
+        result.append(
+            f"Only one block has both valid, so no range yet and no rank; time against {baseline}'s: {those}."
+        )
+    if none:
+        result.append(f"In no block together with {baseline}, so with no ratio: {listing(none)}.")
+    return result
 
 
 def _rest(tables: Tables, names: Mapping[str, str], cell: Cell, best: Row, rest: list[Row]) -> list[str]:
@@ -180,26 +219,42 @@ def _rest(tables: Tables, names: Mapping[str, str], cell: Cell, best: Row, rest:
         tables.metrics.filter(keep).select("setup", "repeat", "host_id", "value").iter_rows()
     ):
         values.setdefault(setup, {})[repeat, host] = value
-    tied, behind = [], []
+    leader = names[best["setup"]]
+    tied, ahead, apart, behind = [], [], [], []
     for row in rest:
         against = paired_ratio(values[row["setup"]], values[best["setup"]])
-        if against.difference in ("higher", "lower"):
-            behind.append(f"{names[row['setup']]} {times(1 / row['ratio'])}")
+        name, shared = names[row["setup"]], plural(against.interval.n, "block")
+        factor = f"{name} {times(1 / row['ratio'])}"
+        if against.difference == "not enough data":
+            apart.append(f"{factor} ({plural(row['blocks'], 'block')}, {against.interval.n} in common)")
+        elif against.difference == "no difference seen":
+            tied.append(f"{name} ({shared} in common)")
+        elif against.difference == "lower":
+            ahead.append(f"{name} ({shared} in common)")
         else:
-            tied.append(names[row["setup"]])
-    text = [f"Not distinguishable from {names[best['setup']]}: {listing(tied)}."] if tied else []
-    return text + ([f"Next, against {names[tables.baseline]}: {listing(behind)} as fast."] if behind else [])
+            behind.append(factor + (f" ({plural(row['blocks'], 'block')})" if row["blocks"] != best["blocks"] else ""))
+    text = [f"Not distinguishable from {leader}: {listing(tied)}."] if tied else []
+    if ahead:
+        text.append(f"Faster than {leader} in the blocks that both have: {listing(ahead)}.")
+    if behind:
+        text.append(f"Next, against {names[tables.baseline]}: {listing(behind)} as fast.")
+    if apart:
+        text.append(
+            f"Against {names[tables.baseline]}, but with too few blocks in common with {leader} to rank the two: "
+            f"{listing(apart)} as fast."
+        )
+    return text
 
 
-def _not_faster(names: Mapping[str, str], rivals: Iterable[Row], when: str, baseline: str) -> list[str]:
+def _not_faster(names: Mapping[str, str], ranked: Iterable[Row], when: str, baseline: str) -> list[str]:
     level, slower = [], []
-    for row in rivals:
+    for row in ranked:
         if _clearly(row, "higher"):
             slower.append(
                 f"{names[row['setup']]} ({times(row['ratio'])} the time of {names[baseline]}, {_bracket(row)})"
             )
         elif not _clearly(row, "lower"):
-            level.append(names[row["setup"]])
+            level.append(f"{names[row['setup']]} ({_bracket(row)})")
     result = []
     if slower:
         result.append(f"Slower than computing it {when}: {listing(slower)}.")
@@ -212,45 +267,83 @@ def _bracket(row: Row) -> str:
     return f"{span(row['ratio_low'], row['ratio_high'])}, {interval_words(row['interval'], row['blocks'])}"
 
 
-def _cold(names: Mapping[str, str], about: Mapping[str, Row], cold: Mapping[str, Row], baseline: str) -> list[str]:
+def _cold(
+    names: Mapping[str, str],
+    tiers: Mapping[str, str],
+    controls: Iterable[str],
+    cold: Mapping[str, Row],
+    baseline: str,
+) -> list[str]:
     """What storing costs: tiers whose cold pass is clearly slower than the baseline's."""
-    rows = [row for setup, row in cold.items() if setup != baseline and about[setup]["tier"] not in (None, "gpu")]
+    skip = {baseline, *controls}
+    rows = [row for setup, row in cold.items() if setup not in skip and tiers.get(setup) not in (None, "gpu")]
+    ranked = [row for row in rows if row["ratio_low"] is not None]
+    single = [row for row in rows if row["ratio_low"] is None and row["ratio"] is not None]
     dear = [
         f"{names[row['setup']]} {times(row['ratio'])} ({_bracket(row)})"
-        for row in sorted(rows, key=lambda row: -(row["ratio"] or 0))
+        for row in sorted(ranked, key=lambda row: -(row["ratio"] or 0))
         if _clearly(row, "higher")
     ]
-    if not rows:
-        return []
-    if not dear:
-        return [f"In the cold pass, which stores, no tier is clearly slower than {names[baseline]}."]
-    return [f"The cold pass, which stores, takes longer than {names[baseline]}'s: {listing(dear)}."]
+    result = []
+    if dear:
+        result.append(f"The cold pass, which stores, takes longer than {names[baseline]}'s: {listing(dear)}.")
+    elif ranked:
+        some = " with two blocks or more" if single else ""
+        result.append(f"In the cold pass, which stores, no tier{some} is clearly slower than {names[baseline]}.")
+    if single:
+        those = listing([f"{names[row['setup']]} {ratio(row['ratio'])}×" for row in single])
+        result.append(f"The cold pass against {names[baseline]}'s in one block, with no range yet: {those}.")
+    return result
 
 
 def _uncounted(tables: Tables, names: Mapping[str, str], planned: Mapping[str, int]) -> list[str]:
     """Setups without a valid trial, and those that lost some, with the most frequent reason."""
     whole, some = [], []
+    unmeasured: dict[tuple[int, int], list[str]] = {}
     for setup in dict.fromkeys([*setup_order(tables), *planned]):
         rows = tables.trials.filter(pl.col("setup") == setup)
         lost = rows.filter(pl.col("status") != "valid")
         total = max(planned.get(setup, 0), rows.height)
         missing = total - rows.height
+        name = names.get(setup, strong(setup))
         if not lost.height and not missing:
+            continue
+        if not lost.height and rows.height:
+            unmeasured.setdefault((missing, total), []).append(name)
             continue
         counts = Counter(lost["status"].to_list())
         parts = [f"{count} {status}" for status, count in sorted(counts.items())]
         parts += [f"{missing} not measured"] if missing else []
         reasons = Counter(reason for reason in lost["reason"].to_list() if reason)
         why = f" ({shorten(reasons.most_common(1)[0][0])})" if reasons else ""
-        name = names.get(setup, strong(setup))
         if lost.height + missing == total:
             whole.append(f"{name} has no valid trial: {listing(parts)}{why}.")
         else:
             some.append(f"{name}: {listing(parts)} of {plural(total, 'trial')}{why}; the rest counts.")
+    waiting = [
+        f"{listing(those, 8)}: {missing} of {plural(total, 'trial')}{' each' if len(those) > 1 else ''} "
+        "not measured so far."
+        for (missing, total), those in unmeasured.items()
+    ]
     most = 8
-    found = whole + some
+    found = whole + some + waiting
     more = [f"{len(found) - most} more setups lost trials: see Validity."] if len(found) > most else []
     return found[:most] + more
+
+
+def _leniency(tables: Tables, names: Mapping[str, str]) -> list[str]:
+    """Gates that did not run, and those that failed without deciding: a valid trial may stand on them."""
+    valid = tables.trials.filter(pl.col("status") == "valid").select("setup", "suite", "repeat")
+    gates = tables.gates.join(valid, on=["setup", "suite", "repeat"], how="semi")
+    off = sorted(set(gates.filter(pl.col("seen").str.starts_with("switched off"))["gate"]))
+    found = [f"Switched off by the configuration, so not checked: {listing(off)}."] if off else []
+    failed = gates.filter((pl.col("decision") == "fail") & ~pl.col("required"))
+    for gate in sorted(set(failed["gate"])):
+        setups = list(dict.fromkeys(failed.filter(pl.col("gate") == gate)["setup"]))
+        found.append(
+            f"The gate {gate} is advisory and failed in valid trials of {listing([names[name] for name in setups], 4)}."
+        )
+    return found
 
 
 def shorten(reason: str, length: int = 160) -> str:
@@ -273,23 +366,37 @@ def _modes(tables: Tables, names: Mapping[str, str]) -> list[str]:
 
 def _method(tables: Tables, names: Mapping[str, str]) -> str:
     """How far the numbers carry."""
-    kinds = set(tables.summary["interval"].drop_nulls().to_list())
-    text = "A ratio is the median over blocks (repeats) of setup ÷ baseline; "
-    if kinds == {"95 %"}:
-        text += "brackets give a 95 % interval of that median. "
-    elif "95 %" in kinds:
-        text += "brackets give a 95 % interval where there are six blocks or more, else the range that was seen. "
+    compared = tables.summary.filter(pl.col("ratio").is_not_null())
+    kinds = set(compared["interval"]) & {"95 %", "range"}
+    if not compared.height:
+        text = ""
+    elif not kinds:
+        text = "A ratio is setup ÷ baseline in one block (repeat); one block has no range, so nothing here is ranked. "
     else:
-        text += "with fewer than six blocks brackets give the range that was seen, which is no 95 % interval. "
+        text = "A ratio is the median over blocks (repeats) of setup ÷ baseline; "
+        if kinds == {"95 %"}:
+            text += "brackets give a 95 % interval of that median. "
+        elif "95 %" in kinds:
+            text += "brackets give a 95 % interval where there are six blocks or more, else the range that was seen. "
+        else:
+            text += "with fewer than six blocks brackets give the range that was seen, which is no 95 % interval. "
     floors = tables.summary.filter(pl.col("noise_low").is_not_null() & (pl.col("metric") == "ttft_s"))
-    if not floors.height:
+    controls = [setup for setup in tables.context.get("controls", []) if setup in names]
+    control, baseline = listing(names[setup] for setup in controls), names.get(tables.baseline, tables.baseline)
+    if floors.height:
+        low, high = floors["noise_low"].min(), floors["noise_high"].max()
+        rows = tables.summary.filter(pl.col("setup").is_in(controls) & (pl.col("metric") == "ttft_s"))
+        blocks = max(rows["blocks"].drop_nulls().to_list(), default=0)
         return text + (
-            "There is no A/A control (the baseline a second time in every block), so the noise of this machine isn't "
-            "known: don't build on differences of a few per cent."
+            f"The A/A control {control}, configured as {baseline} is, takes {span(low, high)}× its TTFT "  # type: ignore[arg-type]
+            f"over {plural(blocks, 'block')}: that is this machine's noise, and “within noise” means no more than that."
         )
-    low, high = floors["noise_low"].min(), floors["noise_high"].max()
-    control = listing(names[setup] for setup in tables.context.get("controls", []) if setup in names)
+    if controls:
+        return text + (
+            f"The A/A control {control} is not valid beside {baseline} in two blocks yet, so the noise of this machine "
+            "isn't known: don't build on differences of a few per cent."
+        )
     return text + (
-        f"The A/A control {control} lies within {number(low, 2)}–{number(high, 2)} of the baseline in TTFT: "  # type: ignore[arg-type]
-        "that is this machine's noise, and “within noise” means no more than that."
+        "There is no A/A control (the baseline a second time in every block), so the noise of this machine isn't "
+        "known: don't build on differences of a few per cent."
     )

@@ -62,6 +62,7 @@ def _orphan_marks() -> set[str]:
 def before_start(
     *,
     tag: str,
+    earlier: str = "",
     ports: Sequence[int] = (),
     devices: Sequence[str] = (),
     shm_names: Sequence[str] = (),
@@ -71,11 +72,17 @@ def before_start(
 
     ``shm_names`` are the names or shell patterns in /dev/shm that this trial's servers will make themselves, and
     ``shm_bytes`` what they'll put there. Servers left by a killed job are ended first, and unused files in /dev/shm
-    that carry this trial's ``tag`` are deleted. Raises NotClean when a port has a listener, a name in /dev/shm is taken
-    or too little is free there. Other processes on a device and older left-overs in /dev/shm are noted only.
+    that carry this trial's ``tag`` are deleted. So are those of earlier attempts at it where ``earlier`` says what all
+    their tags share: everything up to the dash before eight random hex digits; the caller holds the lease. Raises
+    NotClean when a port has a listener, a name in /dev/shm is taken or too little is free there. Other processes on a
+    device and older left-overs in /dev/shm are noted only.
     """
+    if earlier and not earlier.endswith("-"):
+        raise ValueError(f"earlier must end with the dash before the random part: {earlier!r}")
     notes = [f"ended a server left by a killed job: {text}" for text in end_orphans()]
-    notes += [f"left-over of an earlier try deleted: {shm.path_of(name)}" for name in shm.sweep({}, {}, tag).removed]
+    swept = shm.sweep({}, {}, tag, earlier)
+    notes += [f"left-over of an earlier try deleted: {shm.path_of(name)}" for name in swept.removed]
+    notes += [f"left-over of an earlier try still in use: {shm.path_of(name)}" for name in swept.in_use]
     for port in ports:
         try:
             tcp.check_free(port)

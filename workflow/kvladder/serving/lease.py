@@ -24,14 +24,10 @@ _PROGRESS_S = 10.0
 
 @dataclass(frozen=True)
 class Lease:
-    """What a trial holds: ``devices`` as CUDA_VISIBLE_DEVICES wants them, ``fds`` for ``servers(hold=…)``.
-
-    ``waited_ns`` is the time spent waiting for others.
-    """
+    """What a trial holds: ``devices`` as CUDA_VISIBLE_DEVICES wants them, ``fds`` for ``servers(hold=…)``."""
 
     devices: list[str]
     fds: list[int]
-    waited_ns: int
 
     @property
     def env(self) -> dict[str, str]:
@@ -62,13 +58,13 @@ def lease(
         raise ValueError(f"{gpus} GPUs asked for, {len(visible)} visible ({', '.join(visible) or 'none'})")
     folder = folder or runtime_folder("leases", shared=True)
     names = {device: devices.lock_name(device) for device in visible}
-    start_ns = time.monotonic_ns()
+    start = time.monotonic()
     next_word = 0.0
     while True:
         held = _try(folder, holder, names, gpus, host_slots)
         if isinstance(held, _Held):
             break
-        waited = (time.monotonic_ns() - start_ns) / 1e9
+        waited = time.monotonic() - start
         if waited >= deadline_s:
             raise LeaseTimeout(f"not free after {deadline_s:g} s: {held}")
         if waited >= next_word:
@@ -76,9 +72,7 @@ def lease(
             next_word = waited + _PROGRESS_S
         time.sleep(_RETRY_S * (1 + random.random()))  # noqa: S311 - jitter only
     try:
-        yield Lease(
-            devices=held.devices, fds=[lock.fd for lock in held.locks], waited_ns=time.monotonic_ns() - start_ns
-        )
+        yield Lease(devices=held.devices, fds=[lock.fd for lock in held.locks])
     finally:
         for lock in held.locks:
             lock.release()

@@ -15,11 +15,10 @@ _KIB = 1024
 class Memory:
     """Memory of a process tree in bytes; None = not one process could be read.
 
-    ``rss_bytes`` counts a page that processes share once for each of them, ``pss_bytes`` once in all.
+    ``rss_bytes`` counts a page that processes share once for each of them.
     """
 
     rss_bytes: int | None
-    pss_bytes: int | None
 
 
 def mapped_modules(pids: Iterable[int], wanted: Sequence[str | re.Pattern[str]]) -> dict[str, bool]:
@@ -47,19 +46,9 @@ def mapped_modules(pids: Iterable[int], wanted: Sequence[str | re.Pattern[str]])
 
 
 def memory(pids: Iterable[int]) -> Memory:
-    """Return the memory of the processes; PSS only when it could be read for every one of them."""
-    rss: list[int] = []
-    pss: list[int | None] = []
-    for pid in pids:
-        resident = _field(pid, "status", "VmRSS:")
-        if resident is not None:
-            rss.append(resident)
-            pss.append(_field(pid, "smaps_rollup", "Pss:"))
-    known = [value for value in pss if value is not None]
-    return Memory(
-        rss_bytes=sum(rss) if rss else None,
-        pss_bytes=sum(known) if known and len(known) == len(pss) else None,
-    )
+    """Return the memory of those of the processes that still live."""
+    rss = [size for size in (_field(pid, "status", "VmRSS:") for pid in pids) if size is not None]
+    return Memory(rss_bytes=sum(rss) if rss else None)
 
 
 def _field(pid: int, file: str, name: str) -> int | None:

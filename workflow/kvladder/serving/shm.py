@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kvladder.serving import procfs
+
+_RANDOM = r"[0-9a-f]{8}(?![0-9a-f])"
 
 MIN_TAG = 6
 """A shorter tag could sit in a stranger's file name by chance."""
@@ -53,13 +56,22 @@ class Sweep:
     foreign: list[str] = field(default_factory=list)
 
 
-def sweep(before: Mapping[str, int], seen: Mapping[str, int], tag: str) -> Sweep:
+def sweep(before: Mapping[str, int], seen: Mapping[str, int], tag: str, earlier: str = "") -> Sweep:
     """Delete the files that are proved to be the trial's own and that no living process uses.
 
-    ``seen`` holds name and inode of files that a process of the trial had open or mapped.
+    ``seen`` holds name and inode of files that a process of the trial had open or mapped. ``earlier`` is what the tags
+    of all attempts at this trial share, up to the dash before eight random hex digits: files that carry it were left by
+    an attempt before. Only to be given while the machine's lease is held, so that no other attempt can be running.
     """
+    attempt = re.compile(re.escape(earlier) + _RANDOM) if len(earlier) >= MIN_TAG else None
     new = new_since(before)
-    own = {name for name, inode in new.items() if seen.get(name) == inode or (len(tag) >= MIN_TAG and tag in name)}
+    own = {
+        name
+        for name, inode in new.items()
+        if seen.get(name) == inode
+        or (len(tag) >= MIN_TAG and tag in name)
+        or (attempt is not None and attempt.search(name))
+    }
     used = used_by(process.pid for process in procfs.processes()) & own if own else set()
     removed = [name for name in sorted(own - used) if _remove(name, new[name])]
     return Sweep(removed=removed, in_use=sorted(used), foreign=sorted(new.keys() - own))

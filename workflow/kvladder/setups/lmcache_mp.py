@@ -14,6 +14,12 @@ from kvladder.setups.base import HASH_SEED, SetupConfig, SetupContext
 
 GIB = 2**30
 
+_SEGMENT_PREFIX = "lmcache_l1_pool_"
+"""What LMCache puts before the name that it is given."""
+
+_LONGEST_NAME = 255
+"""Of a file, and so of a POSIX shared memory segment."""
+
 
 class LmcacheMp(SetupConfig):
     """LMCacheMPConnector and its server."""
@@ -53,7 +59,7 @@ class LmcacheMp(SetupConfig):
         if transfer is not None:
             argv += ["--supported-transfer-mode", transfer]
         if self.shared_memory:
-            argv += ["--shm-name", f"kvladder-{context.namespace[-24:]}"]
+            argv += ["--shm-name", _segment(context.namespace)]
         if self.workers is not None:
             argv += ["--max-workers", str(self.workers)]
         for name, value in self.server_args.items():
@@ -93,6 +99,21 @@ class LmcacheMp(SetupConfig):
     def store_activity(self, pages: Pages) -> dict[str, float] | None:
         """The server's write counters."""
         return mp_store_activity(pages)
+
+
+def _segment(namespace: str) -> str:
+    """Name of the pool's segment, with the whole namespace: by it, what a killed attempt left is known for ours.
+
+    Raises ValueError when that is longer than a segment's name may be.
+    """
+    name = f"kvladder-{namespace}"
+    room = _LONGEST_NAME - len(_SEGMENT_PREFIX)
+    if len(name) > room:
+        raise ValueError(
+            f"shared memory segment {name}: {len(name)} characters where {room} fit; shorten the names of the "
+            "experiment, the setup or the suite"
+        )
+    return name
 
 
 CONFIG = LmcacheMp

@@ -56,7 +56,7 @@ class MooncakeStore(SetupConfig):
             ProcessSpec(
                 name="mooncake",
                 argv=argv,
-                env={**HASH_SEED, **self.env},
+                env={**HASH_SEED, **context.engine.env, **self.env},
                 cwd=context.folder,
                 log=context.folder / "logs" / "mooncake.log",
                 ready=Readiness(port=metrics, http_path="/metrics", deadline_s=context.engine.ready_s),

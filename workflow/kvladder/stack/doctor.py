@@ -23,9 +23,11 @@ from kvladder.stack import debian
 from kvladder.stack.install import wrong_versions
 from kvladder.stack.paths import find, patch_files, stamp_of
 
-_MODEL_ROOM = 2 * 2**30
+_ROOM = 8 * 10**9
+"""Bytes of disk that the README asks for: engines, model and results; the first are most of it."""
+_ROOM_INSTALLED = 2 * 10**9
+"""What is left to write once the engines are installed."""
 _SHM = "/dev/shm"  # noqa: S108 (engines put their host tiers there)
-_LIBRARIES = {"libibverbs1": "libibverbs.so.1", "libpango-1.0-0": "libpango-1.0.so.0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def _packages(_config: ExperimentConfig, folder: Path, _results: Path) -> Iterat
     if lacking:
         yield Finding("fail", "Debian packages", f"missing: apt-get install {' '.join(lacking)}")
     for package in stack.debian:
-        library = _LIBRARIES.get(package)
+        library = debian.LIBRARIES.get(package)
         if library is None or package in lacking:
             continue
         try:
@@ -83,23 +85,35 @@ def _packages(_config: ExperimentConfig, folder: Path, _results: Path) -> Iterat
             yield Finding("fail", package, str(error))
 
 
-def _user(_config: ExperimentConfig, _folder: Path, results: Path) -> Iterator[Finding]:
+def _user(_config: ExperimentConfig, folder: Path, results: Path) -> Iterator[Finding]:
+    caches = folder / ".cache"
     try:
         yield Finding("ok", "user", pwd.getpwuid(os.geteuid()).pw_name)
     except KeyError:
-        yield Finding("warn", "user", f"uid {os.geteuid()} has no name: servers get one, and caches below the results")
+        yield Finding("warn", "user", f"uid {os.geteuid()} has no name: servers get one")
     home = Path.home() if os.environ.get("HOME") else Path("/")
     if not os.access(home, os.W_OK):
-        yield Finding("warn", "home", f"{home} can't be written: caches go below the results")
-    existing = next(path for path in (results.absolute(), *results.absolute().parents) if path.exists())
-    if not os.access(existing, os.W_OK):
-        yield Finding("fail", "results", f"{existing} can't be written")
+        yield Finding("warn", "home", f"{home} can't be written: servers get {caches / 'home'}")
+    for what, place in (("results", results), ("caches of the engines", caches)):
+        existing = _existing(place)
+        if not os.access(existing, os.W_OK | os.X_OK):
+            yield Finding("fail", what, f"{existing} can't be written")
 
 
-def _disk(config: ExperimentConfig, _folder: Path, results: Path) -> Iterator[Finding]:
-    existing = next(path for path in (results.absolute(), *results.absolute().parents) if path.exists())
+def _disk(_config: ExperimentConfig, folder: Path, results: Path) -> Iterator[Finding]:
+    existing = _existing(results)
     free = shutil.disk_usage(existing).free
-    yield Finding("ok" if free > _MODEL_ROOM else "warn", "disk", f"{_gib(free)} free at {existing}")
+    wanted = _ROOM_INSTALLED if stamp_of(folder).is_file() else _ROOM
+    seen = f"{free / 1e9:.1f} GB free at {existing}"
+    if free < wanted:
+        yield Finding("warn", "disk", f"{seen}, about {wanted / 1e9:.0f} GB are needed")
+    else:
+        yield Finding("ok", "disk", seen)
+
+
+def _existing(place: Path) -> Path:
+    """The folder itself, or the closest one above it that is there."""
+    return next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
 
 
 def _memory(config: ExperimentConfig, _folder: Path, _results: Path) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from kvladder.stats.modes import two_modes
 from kvladder.stats.paired import PairedRatio, paired_ratio, within_noise
 from kvladder.stats.samples import clean, median, quantile
 from kvladder.tables.context import context
-from kvladder.tables.model import SCHEMAS, Tables, frame, save
+from kvladder.tables.model import LEVEL, SCHEMAS, Tables, frame, save
 from kvladder.tables.parity import parity
 from kvladder.tables.raw import RawTrial, UnreadableRequestsError, canonical, failed_with, read_requests, read_trial
 
@@ -53,7 +53,7 @@ def build(folders: Sequence[Path], out: Path, *, baseline: str) -> Tables:
     raw, requests = _requests(read)
     controls = _controls(raw, baseline)
     valid = [trial for trial in raw if trial.status == "valid"]
-    passes = frame("passes", _passes(valid, requests))
+    passes, requests = _by_level(frame("passes", _passes(valid, requests)), requests)
     metrics = frame("metrics", _metrics(valid, passes, requests))
     tables = Tables(
         trials=frame("trials", (_trial(trial, controls) for trial in raw)),
@@ -67,6 +67,26 @@ def build(folders: Sequence[Path], out: Path, *, baseline: str) -> Tables:
     )
     save(tables, out)
     return tables
+
+
+def _by_level(passes: pl.DataFrame, requests: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """A workload sent at several levels of concurrency counts as one workload a level: ``name @ level``.
+
+    Its levels are different measurements: pooled, their medians and wall times would be numbers that nobody measured.
+    """
+    cell = ["suite", "workload"]
+    many = passes.group_by(cell).agg(levels=pl.col("concurrency").n_unique()).filter(pl.col("levels") > 1).select(cell)
+    if not many.height:
+        return passes, requests
+    named = pl.format("{}" + LEVEL + "{}", "workload", "concurrency")
+    of_pass = ["setup", "suite", "repeat", "workload", "round"]
+    names = passes.join(many, on=cell, how="semi").select(*of_pass, named=named)
+
+    def renamed(data: pl.DataFrame) -> pl.DataFrame:
+        joined = data.join(names, on=of_pass, how="left", maintain_order="left")
+        return joined.with_columns(workload=pl.coalesce("named", "workload")).drop("named")
+
+    return renamed(passes), renamed(requests)
 
 
 def _one_run_each(raw: Iterable[RawTrial]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from kvladder.tables.model import Tables
+from kvladder.tables.model import LEVEL, Tables
 
 
 def short_labels(names: Sequence[str], width: int = 22) -> dict[str, str]:
@@ -44,6 +44,7 @@ def setup_order(tables: Tables) -> list[str]:
     for setup, ratio, value in hits.select("setup", "ratio", "median").iter_rows():
         place = ratio if ratio is not None else value
         speed[setup] = min(speed.get(setup, place), place)
+    tiers = tables.tiers()
     about = {row["setup"]: row for row in tables.trials.sort("setup").iter_rows(named=True)}
 
     def rank(setup: str) -> tuple[int, float, str]:
@@ -55,7 +56,7 @@ def setup_order(tables: Tables) -> list[str]:
         elif setup not in speed:
             group = 4
         else:
-            group = 2 if row["tier"] == "gpu" else 3
+            group = 2 if tiers.get(setup) == "gpu" else 3
         return group, speed.get(setup, 0.0), setup
 
     return sorted(about, key=rank)
@@ -64,5 +65,11 @@ def setup_order(tables: Tables) -> list[str]:
 def workload_order(tables: Tables, data: pl.DataFrame) -> list[tuple[str, str]]:
     """(suite, workload) of the rows of `data`, in the order in which trials run them."""
     here = set(data.select("suite", "workload").unique().iter_rows())
-    known = [(suite, workload) for suite, workload in tables.context.get("workloads", [])]
-    return [pair for pair in known if pair in here] + sorted(here - set(known))
+    known = {(suite, workload): place for place, (suite, workload) in enumerate(tables.context.get("workloads", []))}
+
+    def place(pair: tuple[str, str]) -> tuple[int, str, str, int]:
+        suite, workload = pair
+        name, _, level = workload.partition(LEVEL)
+        return known.get((suite, name), len(known)), suite, name, int(level) if level.isdigit() else 0
+
+    return sorted(here, key=place)

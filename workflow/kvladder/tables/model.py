@@ -19,6 +19,9 @@ PASSES = ("cold", "first-hit", "warm")
 
 _TRIAL: dict[str, Any] = {"setup": pl.String, "suite": pl.String, "repeat": pl.Int64, "run": pl.String}
 
+LEVEL = " @ "
+"""Between a workload's name and a level of concurrency, where it was sent at several."""
+
 SCHEMAS: dict[str, dict[str, Any]] = {
     # One row a trial, whatever became of it.
     "trials": {
@@ -178,6 +181,11 @@ class Tables:
     def baseline(self) -> str:
         """The setup that ratios are taken against."""
         return str(self.context.get("baseline", ""))
+
+    def tiers(self) -> dict[str, str]:
+        """Where a setup's hits must come from; a trial that never started doesn't know it, another one may."""
+        rows = self.trials.filter(pl.col("tier").is_not_null()).select("setup", "tier").unique(maintain_order=True)
+        return dict(rows.iter_rows())
 
     def titles(self) -> dict[str, str]:
         """What each setup is called in figures and reports: its title, else its name."""

@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from kvladder.tables.raw import RawTrial
+from kvladder.trial.engine import cores
 
 Row = dict[str, Any]
 
@@ -50,7 +51,8 @@ def _of_setup(trials: Sequence[RawTrial], passes: pl.DataFrame) -> Iterable[Row]
     yield _row("hit granularity", "tokens", expected.get("granularity"), set())
     yield from _hits(expected, passes)
     yield _row("KV of a token", "bytes", per_token, _bytes_per_token(passes), slack=0.1 * (per_token or 0))
-    yield _row("engine threads", None, engine.get("cpu_threads"), {each.details.get("threads") for each in effective})
+    threads = _threads(engine.get("cpu_threads"))
+    yield _row("engine threads", None, threads, {each.details.get("threads") for each in effective})
     limit = {each.details.get("max_model_len") for each in effective}
     yield _row("longest prompt and output", "tokens", engine.get("max_model_len"), limit)
     packages = first.stack.get("packages", {})
@@ -79,6 +81,14 @@ def _row(name: str, unit: str | None, asked: Any, measured: Iterable[Any], slack
 
 def _text(value: Any) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def _threads(binding: Any) -> Any:
+    """Cores of a binding: an engine runs one thread on each. What isn't a binding is given as it is."""
+    try:
+        return len(set(cores(binding)))
+    except (AttributeError, ValueError):
+        return binding
 
 
 def _asked_pool(engine: dict[str, Any], per_token: int | None, block: int | None) -> int | None:

@@ -46,7 +46,7 @@ def arguments(setup: SetupConfig, context: SetupContext) -> dict[str, Scalar]:
     """vLLM arguments of a trial's engine by flag name; the setup's own `args` win, then the experiment's."""
     engine, model = context.engine, context.model
     result: dict[str, Scalar] = {
-        "model": model.path or str(context.model_dir),
+        "model": str(context.model_dir),
         "served-model-name": SERVED_NAME,
         "host": "127.0.0.1",
         "port": context.port("engine"),

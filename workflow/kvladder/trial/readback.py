@@ -75,6 +75,7 @@ def read_back(
             "num_gpu_blocks": cache.get("num_gpu_blocks"),
             "kv_cache_memory_bytes": cache.get("kv_cache_memory_bytes"),
             "max_model_len": (config.get("model_config") or {}).get("max_model_len"),
+            "max_num_seqs": (config.get("scheduler_config") or {}).get("max_num_seqs"),
             "max_num_batched_tokens": (config.get("scheduler_config") or {}).get("max_num_batched_tokens"),
             "load_format": (config.get("load_config") or {}).get("load_format"),
         },

@@ -126,7 +126,9 @@ class _Run:
 
     def _pass(self, session: Session, plan: PassPlan) -> PassResult:
         session.snapshot(f"{plan.label}:start")
-        result = run_pass(session.target, plan, self.job.limits, self.say.requests(plan.label))
+        result = run_pass(
+            session.target, plan, self.job.limits, self.say.requests(plan.label, session.group.check_alive)
+        )
         # A server that died mid-pass is the reason, not the broken connections that it left.
         session.group.check_alive()
         drain = session.drain()
@@ -195,7 +197,7 @@ class _Run:
 
     def _expected(self) -> dict[str, Any]:
         session, setup = self.session, self.attempt.setup
-        block = self.effective.block_size
+        block, native = self.effective.block_size, self.job.stack.config.native
         return {
             "title": setup.title,
             "tier": setup.tier,
@@ -203,8 +205,10 @@ class _Run:
             "connector": setup.connector(session.context) if session is not None else None,
             "granularity": setup.granularity(block) if block is not None else None,
             "capacity_bytes": setup.capacity_bytes(),
-            "kv_bytes_per_token": self.config.kv_bytes_per_token(),
+            "kv_bytes_per_token": session.context.kv_bytes_per_token if session is not None else None,
             "native_modules": setup.native_modules(),
+            "native_patterns": [text for key in setup.native_modules() for text in native.get(key, [])],
+            "native_unlisted": [key for key in setup.native_modules() if not native.get(key)],
             "ours_in_path": setup.ours_in_path,
         }
 

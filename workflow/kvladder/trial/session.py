@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvladder.config import stack as stacks
-from kvladder.config.experiment import ExperimentConfig
+from kvladder.config.experiment import ExperimentConfig, kv_bytes_per_token
 from kvladder.config.records import CounterSnapshot, EffectiveConfig, ServerRecord
 from kvladder.config.stack import StackConfig, StackStamp
 from kvladder.config.traffic import PassName, PassPlan, TrafficContext
@@ -26,6 +26,7 @@ from kvladder.counters.drain import Drain, wait_until_flat
 from kvladder.counters.reading import parse_pages
 from kvladder.counters.scrape import scrape
 from kvladder.load import Limits, Progress, Target, run_pass
+from kvladder.serving.errors import NotClean
 from kvladder.serving.hygiene import after_stop, before_start
 from kvladder.serving.lease import lease
 from kvladder.serving.ports import Ports, reserve
@@ -96,10 +97,11 @@ class Say:
         """Write one line, with the seconds since the job began."""
         self._write(f"[{self._name}] {time.monotonic() - self._start:6.1f} s  {text}")
 
-    def requests(self, label: str) -> Callable[[Progress], None]:
-        """Callback for the client: at most one line in two seconds."""
+    def requests(self, label: str, check_alive: Callable[[], None]) -> Callable[[Progress], None]:
+        """Callback for the client: at most one line in two seconds; ends the pass as soon as a server has died."""
 
         def report(progress: Progress) -> None:
+            check_alive()
             now = time.monotonic()
             if now - self._last >= 2 or progress.done == progress.total:
                 self._last = now
@@ -118,6 +120,7 @@ class Session:
     group: ServerGroup
     target: Target
     devices: list[str]
+    shape: dict[str, Any]
     info: Future[dict[str, Any] | None]
     urls: dict[str, str]
     snapshots: list[CounterSnapshot] = field(default_factory=list)
@@ -141,13 +144,17 @@ class Session:
     def traffic(self, namespace: str, effective: EffectiveConfig) -> TrafficContext:
         """What workloads draw prompts from; equal for every setup of a block."""
         config = self.job.config
-        shape = config.model.shape or {}
-        text = shape.get("text_config", shape)
-        special = {text.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        text = self.shape.get("text_config", self.shape)
+        if not isinstance(text.get("vocab_size"), int):
+            raise self.failed("the model's config.json has no vocab_size: no prompt can be drawn")
+        special: set[Any] = set()
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            ids = text.get(key)
+            special |= set(ids) if isinstance(ids, list) else {ids}
         return TrafficContext(
             seed=config.seed,
             namespace=namespace,
-            vocab_size=int(text.get("vocab_size", 32000)),
+            vocab_size=text["vocab_size"],
             block_size=effective.block_size or config.engine.block_size or 16,
             reserved_ids=frozenset(token for token in special if isinstance(token, int)),
             capacity_tokens=effective.capacity_tokens,
@@ -227,6 +234,19 @@ class Session:
         return ServerFailed("engine", reason, self.group.named("engine").spec.log)
 
 
+def model_shape(job: Job) -> dict[str, Any]:
+    """The model's config.json: of a generated model from the experiment, of a checkpoint from its folder.
+
+    Raises OSError or ValueError when there is none to read.
+    """
+    if job.config.model.shape is not None:
+        return job.config.model.shape
+    shape = json.loads((job.model_dir / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(shape, dict):
+        raise ValueError(f"{job.model_dir / 'config.json'}: expected a mapping")
+    return shape
+
+
 class Attempt:
     """One attempt to serve a setup: `up` is its context manager; what it started stays readable after a failure."""
 
@@ -239,6 +259,7 @@ class Attempt:
         self.group: ServerGroup | None = None
         self.devices: list[str] = []
         self.startup_ns: int | None = None
+        self.pids: list[int] = []
 
     def records(self) -> list[ServerRecord]:
         """Every process that was started."""
@@ -248,19 +269,28 @@ class Attempt:
     def _clean_host(self, ports: list[int]) -> Iterator[None]:
         """Nothing of ours lies on the machine before the servers start, and nothing after they've stopped."""
         baseline = before_start(
-            tag=self.namespace, ports=ports, devices=self.devices, shm_bytes=self.setup.shared_memory_bytes()
+            tag=self.namespace,
+            earlier=self.namespace.removesuffix(self.namespace.rpartition("-")[2]),
+            ports=ports,
+            devices=self.devices,
+            shm_bytes=self.setup.shared_memory_bytes(),
         )
         for note in baseline.notes:
             self.say(note)
-        pids: list[int] = []
+        failing = True
         try:
             yield
+            failing = False
         finally:
-            if self.group is not None:
-                pids = [record.pid for record in self.group.records()]
-            notes = self.group.notes if self.group is not None else []
-            left = after_stop(baseline, tag=self.namespace, ports=ports, devices=self.devices, pids=pids)
-            for note in dict.fromkeys([*notes, *left]):
+            notes = list(self.group.notes) if self.group is not None else []
+            try:
+                notes += after_stop(baseline, tag=self.namespace, ports=ports, devices=self.devices, pids=self.pids)
+            except NotClean as error:
+                # Why the trial failed in the first place must not be lost; nor a measured trial without a record.
+                if not failing and self.group is not None:
+                    raise ServerFailed("engine", str(error), self.group.named("engine").spec.log) from error
+                notes.append(str(error))
+            for note in dict.fromkeys(notes):
                 self.say(note)
 
     @contextlib.contextmanager
@@ -288,6 +318,7 @@ class Attempt:
                 )
             )
             self.devices = taken.devices
+            shape = model_shape(self.job)
             ports: dict[str, Ports] = {}
 
             def port(name: str) -> int:
@@ -306,7 +337,7 @@ class Attempt:
                 folder=self.folder,
                 namespace=self.namespace,
                 port=port,
-                kv_bytes_per_token=config.kv_bytes_per_token(),
+                kv_bytes_per_token=kv_bytes_per_token(shape, config.model.dtype),
             )
             disk = self.setup.disk_folder(context)
             if disk is not None:
@@ -324,7 +355,10 @@ class Attempt:
                 grace_s=config.engine.stop_s,
                 progress=self.say,
             )
+            # Entered before the servers, so left after them: a question that hangs ends with the one who was asked.
+            asking = held.enter_context(ThreadPoolExecutor(1))
             held.enter_context(self.group)
+            self.pids = self.group.tree()
             self.startup_ns = time.monotonic_ns() - started
             yield Session(
                 job=self.job,
@@ -333,7 +367,8 @@ class Attempt:
                 group=self.group,
                 target=Target("127.0.0.1", port("engine"), SERVED_NAME, api_key),
                 devices=self.devices,
+                shape=shape,
                 # Takes seconds (the engine collects its whole environment): the warm-up goes on meanwhile.
-                info=held.enter_context(ThreadPoolExecutor(1)).submit(server_info, port("engine"), api_key),
+                info=asking.submit(server_info, port("engine"), api_key),
                 urls={spec.name: spec.metrics_url for spec in specs if spec.metrics_url is not None},
             )
