@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kvladder.config.records import ProbeSample
+from kvladder.probes import sampler
 from kvladder.probes.sampler import Device
 from kvladder.provenance.host import describe_gpus
 
@@ -91,3 +95,23 @@ def test_host_record_leaves_out_what_the_board_does_not_say() -> None:
         {"device": "0", "name": "NVIDIA GB10", "uuid": "GPU-1", "driver": "580.1"}
     ]
     assert describe_gpus([]) == []
+
+
+def test_the_block_begins_with_the_first_sample_on_disk(tmp_path: Path) -> None:
+    out = tmp_path / "probes.jsonl"
+    with sampler.sampling(out, 0.05, []):
+        first = out.read_text(encoding="utf-8").splitlines()
+        time.sleep(0.3)
+    samples = [ProbeSample.model_validate_json(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert first
+    assert len(samples) > len(first)
+    assert samples[-1].cpu_busy is not None
+    assert samples[-1].rss_bytes
+
+
+def test_a_sampler_that_does_not_come_up_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler.sys, "executable", "/bin/false")
+    begin = time.monotonic()
+    with sampler.sampling(tmp_path / "probes.jsonl", 0.05, []):
+        pass
+    assert time.monotonic() - begin < 5

@@ -22,6 +22,7 @@ import psutil
 from kvladder.config.records import ProbeSample
 from kvladder.serving.devices import device_handle
 
+_COME_UP_S = 20.0
 _FIELD_PCIE_TX = 197
 _FIELD_PCIE_RX = 198
 
@@ -114,11 +115,20 @@ class Host:
 
 @contextlib.contextmanager
 def sampling(out: Path, interval_s: float, devices: list[str]) -> Iterator[None]:
-    """Sample into ``out`` (JSON lines) while the block runs; the tree below this process counts as ours."""
+    """Sample into ``out`` (JSON lines) while the block runs; the tree below this process counts as ours.
+
+    The block begins with the first sample on disk: an interpreter's start takes a second of a core, and would take it
+    from the first pass. A sampler that doesn't come up keeps nobody waiting for long; its gate will say so.
+    """
     argv = [sys.executable, "-m", "kvladder.probes.sampler", "--root", str(os.getpid()), "--out", str(out)]
     argv += ["--interval", str(interval_s), "--devices", ",".join(devices)]
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
     try:
+        deadline = time.monotonic() + _COME_UP_S
+        while process.poll() is None and time.monotonic() < deadline:
+            if out.exists() and out.stat().st_size > 0:
+                break
+            time.sleep(0.05)
         yield
     finally:
         process.terminate()
