@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -45,6 +46,11 @@ def wait_for(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
             return value
         time.sleep(0.02)
     pytest.fail(f"condition not met within {seconds} s")
+
+
+def _heed_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @dataclass
@@ -89,7 +95,10 @@ class World:
     def job(
         self, *specs: ProcessSpec, mode: str = "sleep", grace_s: float = 5, **options: Any
     ) -> subprocess.Popen[str]:
-        """Start a job process of its own that runs the specs."""
+        """Start a job process of its own that runs the specs, with the signals of a terminal.
+
+        A test run under nohup ignores SIGHUP, a job in a shell's background SIGINT; children would inherit that.
+        """
         order = {
             "tag": self.tag,
             "caches": str(self.folder / "caches"),
@@ -112,7 +121,7 @@ class World:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            **options,
+            **{"preexec_fn": _heed_signals, **options},
         )
 
     def shm_names(self) -> list[str]:
