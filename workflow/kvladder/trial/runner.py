@@ -23,6 +23,7 @@ from kvladder.provenance.host import describe_harness, describe_host
 from kvladder.serving.process import ServerFailed
 from kvladder.serving.readback import memory
 from kvladder.serving.rootcause import log_cause
+from kvladder.stack.paths import ROOT
 from kvladder.trial.session import Attempt, Job, Say, Session
 
 
@@ -182,7 +183,7 @@ class _Run:
             startup_ns=self.attempt.startup_ns,
             host=describe_host(self.attempt.devices),
             stack=self.job.stack.stamp.model_dump(mode="json", by_alias=True),
-            harness=describe_harness(Path(__file__).parents[3]),
+            harness=describe_harness(ROOT),
             config=effective(self.config, trial.setup, trial.suite),
             expected=self._expected(),
             effective=self.effective,
