@@ -133,3 +133,9 @@ def test_an_engine_on_the_hosts_own_cores_yields_to_the_client(tmp_path: Path) -
     assert list(engine_spec(setup("plain"), context(tmp_path), "key").argv)[:3] == ["nice", "-n", "10"]
     on_gpu = replace(context(tmp_path), stack=StackConfig(python="3.12", device="cuda", engine="v", engine_version="1"))
     assert "nice" not in engine_spec(setup("plain"), on_gpu, "key").argv
+
+
+def test_the_stacks_environment_gives_way_to_the_experiments(tmp_path: Path) -> None:
+    stack = StackConfig(python="3.12", device="cuda", engine="v", engine_version="1", env={"A": "stack", "B": "stack"})
+    spec = engine_spec(setup("plain"), replace(context(tmp_path, env={"B": "own"}), stack=stack), "key")
+    assert (spec.env["A"], spec.env["B"]) == ("stack", "own")

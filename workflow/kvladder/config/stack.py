@@ -46,6 +46,9 @@ class StackConfig(Strict):
         default_factory=dict,
         description="Compiled extensions by user ('engine' or a setup kind): regular expressions of mapped file paths.",
     )
+    env: dict[str, str] = Field(
+        default_factory=dict, description="Environment of every engine of this stack; an experiment's own wins."
+    )
     patches: dict[str, str] = Field(
         default_factory=dict, description="Package under patches/ → installed distribution to patch."
     )

@@ -76,7 +76,7 @@ def arguments(setup: SetupConfig, context: SetupContext) -> dict[str, Scalar]:
 
 def engine_spec(setup: SetupConfig, context: SetupContext, api_key: str) -> ProcessSpec:
     """The engine as a process: argv, environment, readiness."""
-    env = {**ENGINE_ENV, "VLLM_API_KEY": api_key, **setup.engine_env(context)}
+    env = {**ENGINE_ENV, **context.stack.env, "VLLM_API_KEY": api_key, **setup.engine_env(context)}
     if context.engine.cpu_threads is not None:
         # vLLM's automatic binding depends on the connector and makes setups unequal.
         env["VLLM_CPU_OMP_THREADS_BIND"] = context.engine.cpu_threads
