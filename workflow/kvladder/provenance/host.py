@@ -16,6 +16,9 @@ from kvladder import __version__
 from kvladder.config.records import HostRecord
 from kvladder.serving.devices import device_handle
 
+REVISION = "KVLADDER_REVISION"
+"""Environment variable that names the git revision where the tree was copied to a host without its repository."""
+
 
 def _read(path: str) -> str:
     try:
@@ -89,7 +92,10 @@ def describe_host(devices: list[str]) -> HostRecord:
 
 
 def describe_harness(repository: Path) -> dict[str, str]:
-    """kvladder's version, its git revision ('+changes' where the tree differs, 'unknown' outside git), Python's."""
+    """kvladder's version, its git revision, Python's version.
+
+    '+changes' where the tree differs; outside git it is what the environment says (`REVISION`), else 'unknown'.
+    """
 
     def git(*arguments: str) -> str | None:
         try:
@@ -105,4 +111,8 @@ def describe_harness(repository: Path) -> dict[str, str]:
         "status", "--porcelain", "--untracked-files=no", "--", "workflow", "envs", "patches"
     ):
         revision += "+changes"
-    return {"kvladder": __version__, "revision": revision or "unknown", "python": platform.python_version()}
+    return {
+        "kvladder": __version__,
+        "revision": revision or os.environ.get(REVISION) or "unknown",
+        "python": platform.python_version(),
+    }
