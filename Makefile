@@ -22,7 +22,7 @@ PYTEST := $(RUN) -m pytest
 
 # One thing after the other, whatever -j says: installing and testing at once would test half an installation.
 .NOTPARALLEL:
-.PHONY: help demo setup harness test test-all lint schemas bundle published clean-results clean-envs
+.PHONY: help demo setup harness bench test test-all lint schemas bundle published clean-results clean-envs
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,9 @@ demo: harness ## Set up what is needed and run the default experiment to reports
 
 setup: harness ## The harness and the default experiment's engines, nothing else
 	@$(SNAKEMAKE) --cores $(CORES) env
+
+bench: harness ## Measure how truly load clients measure: results/client-truth/tables/summary.md
+	@$(SNAKEMAKE) -s workflow/bench.smk --cores $(CORES)
 
 harness: ## What runs snakemake: envs/harness/.venv
 	@envs/harness/install.sh
@@ -56,8 +59,9 @@ lint: harness-dev ## ruff, mypy, snakefmt, snakemake --lint
 	@$(RUN) -m snakefmt --check --line-length 120 workflow
 	@$(RUN) .ci/lint_workflow.py
 
-schemas: harness ## Generate workflow/schemas and the key reference of config/README.md from the models
+schemas: harness ## Generate workflow/schemas, the key reference of config/README.md, the fault table of README.md
 	@$(RUN) -m kvladder.config.schema
+	@$(RUN) tests/workflow/faults.py
 
 bundle: ## The cuda stack's offline bundle for a GPU host without network, into .bundle/
 	@envs/cuda/offline/build.sh .bundle
@@ -69,4 +73,4 @@ clean-results: ## Remove results and reports that aren't published
 	@find results reports -mindepth 1 -maxdepth 1 ! -name published -exec rm -rf {} + 2>/dev/null || true
 
 clean-envs: ## Remove the environments that setup made
-	@rm -rf envs/*/.venv envs/*/.cache
+	@rm -rf envs/*/.venv envs/*/.cache envs/clients/*/.venv

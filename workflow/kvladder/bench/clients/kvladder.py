@@ -1,0 +1,98 @@
+"""This project's own client, in a process of its own; run as a module, it is that process.
+
+The server's number comes back as the first token's id.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+from kvladder import __version__
+from kvladder.bench.clients.base import MODEL, Job, LoadClient, Observation, draw
+from kvladder.config.bench import BenchCell
+from kvladder.config.traffic import PassPlan, Request
+from kvladder.load import Limits, PassResult, Target, run_pass, write_records
+
+_JOB = "job.json"
+_RECORDS = "requests.jsonl"
+SUMMARY = "summary.json"
+"""What the process says about itself: pass_cpu_s, extra_rss_bytes, loop_lag_max_ns."""
+# A stream without end must not take the pass to the cell's deadline, with a second wave behind the first.
+_REQUEST_SHARE = 4
+
+
+class Kvladder(LoadClient):
+    """`kvladder.load.run_pass` under the interpreter that runs this."""
+
+    distribution = "kvladder"
+
+    @property
+    def python(self) -> Path:
+        return Path(sys.executable)
+
+    @property
+    def version(self) -> str:
+        return __version__
+
+    def prepare(self, job: Job) -> list[str]:
+        text = json.dumps({"cell": job.cell.model_dump(), "port": job.port, "prompts": len(job.prompts)})
+        (job.folder / _JOB).write_text(text, encoding="utf-8")
+        return [str(self.python), "-m", __name__, str(job.folder)]
+
+    def read(self, folder: Path) -> list[Observation]:
+        with (folder / _RECORDS).open(encoding="utf-8") as file:
+            return [_observation(json.loads(line)) for line in file]
+
+
+def _observation(record: dict[str, object]) -> Observation:
+    times, ids = record["chunk_ns"], record["token_ids"]
+    assert isinstance(times, list)  # noqa: S101
+    send, first = record["send_ns"], record["first_token_ns"]
+    timed = isinstance(send, int) and isinstance(first, int)
+    return Observation(
+        ok=record["status"] == "ok",
+        ttft_ns=first - send if timed else None,  # type: ignore[operator]
+        gaps_ns=[later - earlier for earlier, later in pairwise(times)],
+        number=ids[0] if isinstance(ids, list) and ids else None,
+        send_ns=send if timed else None,  # type: ignore[arg-type]
+        first_token_ns=first if timed else None,  # type: ignore[arg-type]
+    )
+
+
+def main(folder: Path) -> None:
+    """Send the pass of ``job.json``; write the records and the summary."""
+    job = json.loads((folder / _JOB).read_text(encoding="utf-8"))
+    cell = BenchCell(**job["cell"])
+    prompts = draw(cell.seed, job["prompts"], cell.prompt_tokens)
+    requests = [Request(i, str(i), prompts[i % len(prompts)], cell.output_tokens) for i in range(cell.requests)]
+    plan = PassPlan("bench", "warm", 0, cell.concurrency, requests)
+    before = _resident()
+    limits = Limits(connect_s=5, request_s=cell.timeout_s / _REQUEST_SHARE, stall_s=10)
+    result = run_pass(Target("127.0.0.1", job["port"], MODEL), plan, limits)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    summary = {
+        "pass_cpu_s": result.client_cpu_ns / 1e9,
+        "extra_rss_bytes": max(0, peak - before - _payload(result)),
+        "loop_lag_max_ns": result.loop_lag_max_ns,
+    }
+    write_records(folder / _RECORDS, result.records)
+    (folder / SUMMARY).write_text(json.dumps(summary), encoding="utf-8")
+
+
+def _resident() -> int:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
+
+def _payload(result: PassResult) -> int:
+    """Bytes that were sent, each distinct request once, and received."""
+    distinct = {id(request.prompt): 6 * len(request.prompt) for request in result.plan.requests}
+    return sum(distinct.values()) + sum(stream.received for stream in result.streams)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
