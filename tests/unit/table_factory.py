@@ -43,9 +43,13 @@ def judge(folder: Path, status: str = "valid", reason: str | None = None, **edit
     record = TrialRecord.model_validate_json((folder / "trial.json").read_text(encoding="utf-8"))
     tier, unit = record.expected.get("tier"), record.expected.get("granularity") or record.effective.block_size or 1
     windows = []
-    lengths = json.loads((folder / "trial.json").read_text(encoding="utf-8"))["config"]["workloads"]
+    lengths = {}
+    for workload in dict.fromkeys(part.workload for part in record.passes):
+        for line in (folder / f"{workload}.requests.jsonl").read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            lengths[workload, row["round"]] = row["prompt_tokens"]
     for part in record.passes:
-        length = lengths[part.workload]["prompt_tokens"]
+        length = lengths.get((part.workload, part.round), 0)
         hit = 0 if part.name == "cold" or tier is None else (length - 1) // unit * unit
         sources: dict[str, int | None] = dict.fromkeys(("gpu", "cpu", "nvme", "remote", "unknown"), 0)
         sources["computed"] = (length - hit) * part.requests
@@ -109,7 +113,8 @@ def _expected(setup: str, kind: str, family: Family, more: dict[str, Any]) -> Ca
             capacity_bytes=capacity,
             ours_in_path=OURS if setup.startswith("native") else None,
         )
-        trial["config"]["setup"] = {"kind": kind, "title": None, "args": {}, "env": {}, **capacity}
+        more_tiers = {"secondary": "fs"} if setup.endswith("-fs") else {}
+        trial["config"]["setup"] = {"kind": kind, "title": None, "args": {}, "env": {}, **capacity, **more_tiers}
         trial["rss_bytes"] = 1_900_000_000 + (2 << 30) * bool(capacity)
         trial.update(more)
 
@@ -170,3 +175,29 @@ def config_of(setups: Iterable[str], repeats: int = 3, **more: Any) -> dict[str,
         "suites": {"demo": ["repeat", "burst"]},
         **more,
     }
+
+
+LENGTHS = (200, 400, 800, 1600, 2900)
+SWEEPS = {
+    "sweeps": {
+        "concurrency": Load(kind="concurrency", warm_rounds=0, cells=tuple((level, 500) for level in (1, 2, 4, 8))),
+        "grid": Load(
+            kind="grid", warm_rounds=1, cells=tuple((batch, length) for length in LENGTHS for batch in (1, 2, 4))
+        ),
+    }
+}
+"""One lifetime with a sweep over requests in flight and a grid."""
+
+SWEPT = {
+    "plain": ("plain", Family()),
+    "plain-2": ("plain", Family()),
+    "prefix-cache": ("prefix-cache", Family("gpu", 128, 0.055, 0.057)),
+    "native": ("native", Family("cpu", 128, 0.08, 0.09, 1.02, "OffloadingConnector", hit_ns=600_000_000)),
+    "lmcache-mp": ("lmcache-mp", Family("cpu", 128, 0.1, 0.1, 1.4, "LMCacheMPConnector", ("lmcache",))),
+    "mooncake-store": (
+        "mooncake-store",
+        Family("remote", 128, 1.3, 1.5, 2.3, "MooncakeStoreConnector", ("mooncake",)),
+    ),
+}
+"""Setups of a sweep by what their answer is: native breaks even between lengths, lmcache-mp is faster at once, and
+mooncake-store never."""

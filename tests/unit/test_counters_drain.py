@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from kvladder.counters.drain import Drain, wait_until_flat
+from kvladder.counters.drain import Drain, files_activity, wait_until_flat
 from kvladder.counters.reading import ACTIVE
 
 Sample = Mapping[str, float] | None
@@ -69,3 +70,18 @@ def test_counters_may_appear_with_their_first_event() -> None:
 def test_a_server_that_stops_answering_is_no_rest() -> None:
     drain = wait_until_flat(until(0.1, lambda _: {"bytes": 1.0}, None), 0.3, 0.8)
     assert drain == Drain(None, False)
+
+
+def test_files_on_their_way_are_no_rest(tmp_path: Path) -> None:
+    """vLLM 0.26 counts nothing of what it writes to a tier of files: the folder itself has to rest."""
+    tier = tmp_path / "tier"
+    unfinished = f"{ACTIVE}disk_files"
+    assert files_activity(tier) == {"disk_bytes": 0, unfinished: 0}
+    (tier / "a").mkdir(parents=True)
+    (tier / "a" / "1.bin").write_bytes(b"x" * 10)
+    (tier / "a" / "2.bin_77.tmp").write_bytes(b"x" * 3)
+    assert files_activity(tier) == {"disk_bytes": 13, unfinished: 1}
+    assert wait_until_flat(lambda: files_activity(tier), 0.1, 0.3) == Drain(None, False)
+    (tier / "a" / "2.bin_77.tmp").rename(tier / "a" / "2.bin")
+    assert files_activity(tier) == {"disk_bytes": 13, unfinished: 0}
+    assert wait_until_flat(lambda: files_activity(tier), 0.1, 2.0).drained is True

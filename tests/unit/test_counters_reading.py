@@ -6,16 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kvladder.config.base import TIERS
 from kvladder.counters import lmcache, mooncake
 from kvladder.counters.reading import (
     ACTIVE,
     Delta,
     Histogram,
-    Page,
-    Reading,
     engine_reading,
-    engine_store_activity,
     parse_page,
     parse_pages,
 )
@@ -190,75 +186,6 @@ def test_a_split_that_counts_twice_is_not_used() -> None:
     assert (reading.by_source["cpu"], reading.by_source["unknown"]) == (0, 2944)
 
 
-@pytest.fixture(params=["after-cold", "after-warm"])
-def moment(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-def recorded(moment: str, **servers: str) -> dict[str, Page | None]:
-    return parse_pages(
-        {server: (RECORDED / folder / f"{moment}.prom").read_text() for server, folder in servers.items()}
-    )
-
-
-SERVERS = {
-    "prefix-cache": {"engine": "prefix-cache"},
-    "native-host": {"engine": "native-host"},
-    "native-host-fs": {"engine": "native-host-fs"},
-    "lmcache-mp": {"engine": "lmcache-mp", "lmcache": "lmcache-server"},
-    "mooncake-store": {"engine": "mooncake-store", "mooncake": "mooncake-master"},
-}
-READ = {"lmcache-mp": lmcache.mp_reading, "mooncake-store": mooncake.store_reading}
-TIER = {"prefix-cache": "gpu", "mooncake-store": "remote"}
-
-
-@pytest.mark.parametrize("setup", SERVERS)
-def test_recorded_pages_of_every_setup(setup: str) -> None:
-    """Real pages: cold is all computed, warm hits in the setup's tier, and bytes are tokens times one constant."""
-    pages = [recorded(at, **SERVERS[setup]) for at in ("start", "after-cold", "after-warm")]
-    assert all(page is not None and page.broken == 0 for moment in pages for page in moment.values())
-    tier = TIER.get(setup, "cpu")
-
-    def read(window: Delta) -> Reading:
-        return READ[setup](window) if setup in READ else engine_reading(window, tier)
-
-    cold, warm = read(Delta(pages[0], pages[1])), read(Delta(pages[1], pages[2]))
-    for reading in (cold, warm):
-        assert reading.problems == []
-        assert reading.preemptions == 0
-        assert sum(reading.by_source[name] for name in TIERS) == reading.prompt_tokens
-    assert cold.by_source["computed"] == cold.prompt_tokens > 0
-    hits = warm.by_source[tier]
-    assert hits > 0
-    assert hits + warm.by_source["computed"] == warm.prompt_tokens
-    if setup == "prefix-cache":
-        assert (cold.stored_bytes, warm.loaded_bytes) == (None, None)
-        return
-    per_token = warm.loaded_bytes / hits
-    assert per_token == int(per_token)
-    stored_tokens = cold.stored_bytes / per_token
-    assert 0 < stored_tokens <= cold.prompt_tokens
-    # The recorded LMCache run emptied the pool in between, and stored again what it then computed.
-    assert warm.stored_bytes is not None
-    assert warm.stored_bytes % per_token == 0
-
-
-def test_recorded_store_activity(moment: str) -> None:
-    """After a drain nothing is in flight, and there is something to watch in every family."""
-    families = {
-        "native-host-fs": engine_store_activity,
-        "lmcache-mp": lmcache.mp_store_activity,
-        "mooncake-store": mooncake.store_activity,
-    }
-    for setup, function in families.items():
-        activity = function(recorded(moment, **SERVERS[setup]))
-        assert activity
-        assert all(value == 0 for name, value in activity.items() if name.startswith(ACTIVE))
-        assert any(value > 0 for value in activity.values())
-    assert engine_store_activity(recorded(moment, engine="prefix-cache")) is None
-    assert engine_store_activity({"engine": None}) is None
-
-
 def lmcache_page(l1: int, l2: int, *, written: int = 0, read: int = 0, used: int = 0, evicted: int = 0) -> str:
     return (
         f"lmcache_mp_lookup_hit_l1_tokens_total {l1}\nlmcache_mp_lookup_hit_l2_tokens_total {l2}\n"
@@ -308,3 +235,32 @@ def test_a_mooncake_put_in_flight_is_work_however_still_the_page_is() -> None:
         assert found is not None
         assert found[f"{ACTIVE}master_batch_put_in_flight"] == in_flight
         assert found[f"{ACTIVE}master_put_in_flight"] == 0
+
+
+def test_lmcache_stores_in_flight() -> None:
+    """A store that has begun and not ended is work, on its way to either level, however still the counters are."""
+    page = (
+        "lmcache_mp_l1_write_chunks_total 4\nlmcache_mp_num_submitted_stores_total 5\n"
+        "lmcache_mp_num_finished_stores_total 4\nlmcache_mp_l2_store_submitted_requests_total 3\n"
+    )
+    found = lmcache.mp_store_activity(parse_pages({"lmcache": page}))
+    assert found == {
+        "lmcache_mp_l1_write_chunks_total": 4,
+        f"{ACTIVE}lmcache_mp_num_submitted_stores_total": 1,
+        f"{ACTIVE}lmcache_mp_l2_store_submitted_requests_total": 3,
+    }
+    assert lmcache.mp_store_activity({"lmcache": None}) is None
+
+
+def test_lmcache_second_level_bytes() -> None:
+    """Chunks written to L2 and read from it, at the size that a chunk of the pool has."""
+    start = {"engine": engine_page(0, 0, 0, 0), "lmcache": lmcache_page(0, 0)}
+    second = (
+        "lmcache_mp_l2_store_completed_requests_total 2\nlmcache_mp_l2_store_completed_objects_chunks_total 12\n"
+        "lmcache_mp_l2_prefetch_load_completed_chunks_total 3\n"
+    )
+    end = {"engine": engine_page(3000, 3000, 0, 0), "lmcache": lmcache_page(0, 0, written=12, used=12_000) + second}
+    reading = lmcache.mp_reading(Delta(parse_pages(start), parse_pages(end)))
+    assert (reading.disk_write_bytes, reading.disk_read_bytes) == (12_000, 3000)
+    # Stores to L2 read chunks of L1 as well: what went to the device can't be told apart.
+    assert (reading.stored_bytes, reading.loaded_bytes) == (12_000, None)

@@ -52,8 +52,9 @@ def clipped(figure: Figure) -> list[str]:
         unseen = {
             tick.label1
             for axes in figure.axes
-            for tick in axes.xaxis.get_major_ticks()
-            if not axes.get_xlim()[0] <= tick.get_loc() <= axes.get_xlim()[1]  # type: ignore[no-untyped-call]
+            for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim()))
+            for tick in axis.get_major_ticks()
+            if not min(limits) <= tick.get_loc() <= max(limits)  # type: ignore[no-untyped-call]
         }
         over = []
         for item in figure.findobj(Text):

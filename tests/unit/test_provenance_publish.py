@@ -24,6 +24,10 @@ def experiment(folder: Path) -> Path:
     write_experiment(folder, setups=("plain", "native-host"), repeats=2)
     source = folder / "demo"
     (next(source.glob("trials/*/*/*")) / "verdict.json").write_text("{}", encoding="utf-8")
+    # Rooflines of several boots, and of an older version.
+    for name in ("rooflines/a1.json", "rooflines/b2.json", "rooflines.json"):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text("{}", encoding="utf-8")
     return source
 
 

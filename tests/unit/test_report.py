@@ -327,6 +327,30 @@ def test_a_control_of_one_block_sets_no_floor(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_pdf")
+@pytest.mark.parametrize("repeats", [5, 6])
+def test_no_difference_comes_with_what_would_have_been_seen(tmp_path: Path, repeats: int) -> None:
+    noise = {"plain": (1.0,) * 6, "native-host": (1.0, 0.9, 1.1, 0.95, 1.05, 0.98)}
+
+    def cold_ns(setup: str, repeat: int) -> int:
+        return int(3e9 * noise[setup][repeat])
+
+    words = said(tmp_path, list(noise), repeats=repeats, cold_ns=cold_ns)
+    assert "In the cold pass, which stores, no tier is clearly slower than plain." in words
+    # A range, of five blocks, promises nothing.
+    seen = re.search(r"than plain\. A difference of (\d+) % or more would have been seen in 4 of 5 such", words)
+    assert (seen is not None) == (repeats == 6)
+    assert seen is None or 10 <= int(seen[1]) <= 30
+
+
+@pytest.mark.usefixtures("no_pdf")
+def test_a_setup_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    setups = {**{name: DEMO[name] for name in ("plain", "native-host")}, "native-host-2": DEMO["native-host"]}
+    folders = write_judged(tmp_path, setups, suites=SHORT)
+    text = report(tmp_path, folders, config_of(setups))["md"].read_text(encoding="utf-8").replace("*", "")
+    assert "native-host and native-host-2 are configured alike: their difference is their noise." in text
+
+
+@pytest.mark.usefixtures("no_pdf")
 def test_two_modes_are_not_averaged(tmp_path: Path) -> None:
     slow = {"native-host": 3}
 

@@ -21,6 +21,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "burst": {"prompt_tokens": 300, "requests": 5},
     "concurrency": {"prompt_tokens": 300, "levels": [1, 4, 2]},
     "generate": {"prompt_tokens": 300, "requests": 6, "concurrency": 2},
+    "grid": {"lengths": [300], "batches": [1, 3]},
 }
 
 
@@ -57,6 +58,26 @@ def test_passes_of_each_kind() -> None:
         ("first-hit", 5, 2, 4),
     ]
     assert shape(make("generate").passes("w", context())) == [("cold", 0, 2, 6), ("first-hit", 1, 2, 6)]
+    assert shape(make("grid").passes("w", context())) == [
+        ("cold", 0, 1, 1),
+        ("first-hit", 1, 1, 1),
+        ("warm", 2, 1, 1),
+        ("cold", 3, 3, 3),
+        ("first-hit", 4, 3, 3),
+        ("warm", 5, 3, 3),
+    ]
+
+
+def test_a_grid_has_fresh_prompts_of_the_right_length_in_each_cell() -> None:
+    config = make("grid", lengths=[40, 300], batches=[1, 4, 2], warm_passes=1)
+    plans = config.passes("w", context())
+    assert [(plan.concurrency, {len(item.prompt) for item in plan.requests}) for plan in plans[::2]] == [
+        (1, {40}), (4, {40}), (2, {40}), (1, {300}), (4, {300}), (2, {300}),
+    ]  # fmt: skip
+    assert [plan.requests for plan in plans[::2]] == [plan.requests for plan in plans[1::2]]
+    prompts = [item for plan in plans[::2] for item in plan.requests]
+    assert len({item.key for item in prompts}) == len({item.prompt[:16].tobytes() for item in prompts}) == 14
+    assert config.longest_prompt() == 301
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -140,6 +161,11 @@ def test_short_prompts_are_told_apart() -> None:
         ("concurrency", {"levels": [2, 2]}),
         ("concurrency", {"levels": [0]}),
         ("generate", {"output_tokens": 1}),
+        ("grid", {"lengths": []}),
+        ("grid", {"lengths": [0]}),
+        ("grid", {"batches": [2, 2]}),
+        ("grid", {"batches": [0]}),
+        ("grid", {"prompt_tokens": 300}),
         ("generate", {"kind": "repeat"}),
     ],
 )

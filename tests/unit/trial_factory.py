@@ -15,7 +15,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,14 @@ class Load:
     output_tokens: int = 4
     warm_rounds: int = 2
     kind: str = "repeat"
+    cells: tuple[tuple[int, int], ...] = ()
+    """(Requests at once, prompt tokens) of a sweep: each goes through all passes, with rounds numbered on."""
+
+    def loads(self) -> list[Load]:
+        """What is sent, cell by cell; a workload that is no sweep has one."""
+        if not self.cells:
+            return [self]
+        return [replace(self, requests=batch, concurrency=batch, prompt_tokens=length) for batch, length in self.cells]
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,8 @@ class Family:
     connector: str | None = None
     side: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
+    hit_ns: int = 0
+    """What each hit costs besides its share."""
 
 
 GIB = 2**30
@@ -230,6 +240,7 @@ class _Run:
             slot = min(range(len(slots)), key=slots.__getitem__)
             send = slots[slot] + (30_000 if slots[slot] > start else 0)
             prefill = int(cold_ns * share * load.prompt_tokens / 3000 * math.exp(self.random.gauss(0, 0.01)))
+            prefill += family.hit_ns if hit else 0
             first = engine_free = max(engine_free, send) + prefill
             chunks = [first + step * 25 * MS for step in range(load.output_tokens)]
             slots[slot] = chunks[-1] + MS
@@ -328,10 +339,10 @@ def write_trial(
     state.snapshot("ready")
     cold_ns = int(cold_ns * math.exp(state.random.gauss(0, 0.015)))
     for workload, load in workloads.items():
-        state.one_pass(workload, load, "cold", 0, cold_ns)
-        state.one_pass(workload, load, "first-hit", 1, cold_ns)
-        for number in range(load.warm_rounds):
-            state.one_pass(workload, load, "warm", 2 + number, cold_ns)
+        names = ["cold", "first-hit", *["warm"] * load.warm_rounds]
+        for place, cell in enumerate(load.loads()):
+            for number, name in enumerate(names, place * len(names)):
+                state.one_pass(workload, cell, name, number, cold_ns)
     state.snapshot("stop")
     rows: Rows = [row for part in state.requests.values() for row in part]
     counters = [snapshot.model_dump(mode="json", by_alias=True) for snapshot in state.snapshots]

@@ -10,10 +10,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -100,6 +102,8 @@ class Project:
         own = {
             "PYTHONPATH": str(self.folder / "workflow"),
             "KVLADDER_STACKS": str(self.folder / "stacks"),
+            # Where a preinstalled stack's programs are looked for: the stand-ins of LMCache's server and the like.
+            "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         return kept | own | extra
@@ -108,10 +112,17 @@ class Project:
         """argv of snakemake."""
         return [sys.executable, "-m", "snakemake", *arguments]
 
-    def snakemake(self, *arguments: str, timeout: float = 240, **environment: str) -> Done:
-        """Run snakemake in the clone."""
+    def snakemake(
+        self,
+        *arguments: str,
+        timeout: float = 240,
+        before: Sequence[str] = (),
+        preexec_fn: Callable[[], None] | None = None,
+        **environment: str,
+    ) -> Done:
+        """Run snakemake in the clone; ``before`` is a command that runs it."""
         done = subprocess.run(
-            self.command(*arguments),
+            [*before, *self.command(*arguments)],
             cwd=self.folder,
             env=self.environment(**environment),
             stdout=subprocess.PIPE,
@@ -120,8 +131,18 @@ class Project:
             encoding="utf-8",
             check=False,
             timeout=timeout,
+            preexec_fn=preexec_fn,
         )
         return Done(done.returncode, done.stdout)
+
+    def processes(self) -> list[psutil.Process]:
+        """Processes that belong to the clone: jobs and servers."""
+        found = []
+        for process in psutil.process_iter(["cmdline", "cwd"]):
+            text = " ".join(process.info["cmdline"] or []) + " " + (process.info["cwd"] or "")
+            if str(self.folder) in text and process.pid != os.getpid():
+                found.append(process)
+        return found
 
     def plan(self, *arguments: str, **environment: str) -> dict[str, int]:
         """Jobs by rule that a dry run lists."""
@@ -164,6 +185,11 @@ def clone(folder: Path) -> Project:
     shutil.copytree(STUB / "stacks", folder / "stacks", ignore=ignore)
     project = Project(folder)
     project.edit("stacks/stub/stack.yaml", "{stack}/../../server.py", str(STUB / "server.py"))
+    (folder / "bin").mkdir()
+    for program, kind in (("lmcache", "lmcache"), ("mooncake_master", "mooncake")):
+        script = folder / "bin" / program
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STUB / "pool.py"}" {kind} "$@"\n', encoding="utf-8")
+        script.chmod(0o755)
     project.config()
     return project
 

@@ -25,7 +25,11 @@ SLOW = {"KVLADDER_STUB_US_PER_TOKEN": "30000"}
 def slow(project: Project) -> Project:
     """One quick setup, whose trials come first or second, and a slow one."""
     project.config(
-        repeats=1, start="folded", setups={"plain": {"kind": "plain"}, "slow": {"kind": "plain", "env": SLOW}}
+        repeats=1,
+        start="folded",
+        setups={"plain": {"kind": "plain"}, "slow": {"kind": "plain", "env": SLOW}},
+        # Otherwise the slow one ends by itself within seconds, on a busy machine before the test has acted.
+        load=CONFIG["load"] | {"request_s": 300, "stall_s": 300},
     )
     return project
 
@@ -61,22 +65,12 @@ def running(project: Project, *arguments: str) -> Iterator[subprocess.Popen[byte
             process.wait()
 
 
-def of_project(project: Project) -> list[psutil.Process]:
-    """Processes that belong to the clone: jobs and servers."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "cwd"]):
-        text = " ".join(process.info["cmdline"] or []) + " " + (process.info["cwd"] or "")
-        if str(project.folder) in text and process.pid != os.getpid():
-            found.append(process)
-    return found
-
-
 def in_cold_pass(project: Project) -> psutil.Process | None:
     """The job of the slow trial, once its servers are up and warm-up or cold pass is under way."""
     log = next(iter((project.folder / "logs/measure_trial/tiny/slow").rglob("*.log")), None)
     if log is None or "ready after" not in log.read_text(encoding="utf-8"):
         return None
-    jobs = [p for p in of_project(project) if "measure_trial.py" in " ".join(p.cmdline()) and "bash" not in p.name()]
+    jobs = [p for p in project.processes() if "measure_trial.py" in " ".join(p.cmdline()) and "bash" not in p.name()]
     return next((job for job in jobs if "/slow/" in " ".join(job.cmdline())), None)
 
 
@@ -86,7 +80,7 @@ def test_a_killed_job_leaves_no_result(slow: Project) -> None:
         job = wait_for(lambda: in_cold_pass(slow))
         job.send_signal(signal.SIGKILL)
         assert process.wait(60) != 0
-    wait_for(lambda: not of_project(slow), 15)
+    wait_for(lambda: not slow.processes(), 15)
     trials = slow.trials()
     assert not any(name.startswith("slow/") for name in trials)
     quick = slow.folder / "results/tiny/trials" / next(iter(trials)) / "trial.json"
@@ -114,7 +108,7 @@ def test_a_killed_workflow(slow: Project) -> None:
         assert "lock" in second.text
         process.send_signal(signal.SIGKILL)
         process.wait()
-        wait_for(lambda: not of_project(slow), 20)
+        wait_for(lambda: not slow.processes(), 20)
     finished = slow.trials()
     assert not any(name.startswith("slow/") for name in finished)
     assert slow.snakemake("--unlock").code == 0
@@ -127,7 +121,7 @@ def test_interrupted_by_hand(slow: Project) -> None:
         wait_for(lambda: in_cold_pass(slow))
         os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal does
         process.wait(60)
-    wait_for(lambda: not of_project(slow), 15)
+    wait_for(lambda: not slow.processes(), 15)
     assert not any(name.startswith("slow/") for name in slow.trials())
 
 

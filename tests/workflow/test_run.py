@@ -92,10 +92,40 @@ def test_snakemake_report_shows_the_figures(finished: Project) -> None:
     assert "Time to first token" in html
 
 
-def test_rooflines_are_measured_by_name_only(whole_run: tuple[Project, Done], finished: Project) -> None:
-    assert "measure_rooflines" not in whole_run[1].jobs()
+def test_rooflines_by_name(whole_run: tuple[Project, Done], finished: Project) -> None:
+    assert "measure_rooflines" not in whole_run[1].jobs(), "a stand-in has no links"
     done = finished.snakemake("probe", "--cores", "2")
     assert done.code == 0, done.text
     assert set(done.jobs()) <= {"measure_rooflines", "probe"}
-    links = json.loads((finished.folder / "results/tiny/rooflines.json").read_text(encoding="utf-8"))["links"]
-    assert {"host_memcpy", "tcp_loopback"} <= {link["link"] for link in links if link["min"] > 0}
+    (path,) = (finished.folder / "results/tiny/rooflines").glob("*.json")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert {"host_memcpy", "tcp_loopback", "disk_read_direct"} & {link["link"] for link in found["links"]}
+    hosts = {trial["host"]["host_id"] for trial in finished.trials().values()}
+    assert hosts == {found["host"]["host_id"]} == {path.stem}
+    # They are evidence from then on: trials are judged again, nothing is measured again.
+    jobs = finished.plan()
+    assert jobs["judge_trial"] == 6
+    assert not jobs.keys() & {"measure_trial", "start_setup", "measure_rooflines"}
+    done = finished.snakemake("judge", "--cores", "2")
+    assert done.code == 0, done.text
+    verdicts = [json.loads(path.read_text(encoding="utf-8")) for path in finished.folder.rglob("verdict.json")]
+    seen = {
+        gate["seen"]
+        for verdict in verdicts
+        for gate in verdict["gates"]
+        if gate["gate"] == "below-the-limit" and verdict["setup"] == "native+cpu"
+    }
+    # A machine that is busy with other tests has rooflines that decide nothing; but they were found.
+    assert seen
+    assert all("of host_memcpy" in text for text in seen), seen
+    assert "Nothing to be done" in finished.snakemake("-n", "judge").text
+
+
+def test_rooflines_come_with_the_trials_that_are_measured(project: Project, finished: Project) -> None:
+    for clone in (project, finished):
+        clone.edit("stacks/stub/stack.yaml", "device: none", "device: cpu")
+    assert project.plan()["measure_rooflines"] == 1
+    assert project.plan("measure")["measure_rooflines"] == 1
+    # Where nothing may be measured, they aren't either: an archive is judged on another machine.
+    assert "measure_rooflines" not in project.plan(KVLADDER_BUDGET_S="0")
+    assert "measure_rooflines" not in finished.plan("judge")

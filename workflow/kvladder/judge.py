@@ -22,8 +22,8 @@ from pydantic import Field
 from kvladder.config import registry
 from kvladder.config.base import Record, Strict
 from kvladder.config.experiment import GateConfig
-from kvladder.config.records import GateResult, TrialRecord, Verdict
-from kvladder.gates import raw_files_intact
+from kvladder.config.records import GateResult, HitDeviation, TrialRecord, Verdict
+from kvladder.gates import below_the_limit, raw_files_intact, right_kv
 from kvladder.gates.base import COULD_NOT, BlockGate, Evidence, Gate, TrialKey, Unreadable
 
 _ALWAYS_ON = "raw-files-intact"
@@ -37,6 +37,7 @@ class BlockTrial(Strict):
     setup: str
     run: str
     gates: list[GateResult]
+    deviations: list[HitDeviation] = Field(default_factory=list, description="What right-kv measured.")
 
 
 class BlockVerdict(Record):
@@ -72,7 +73,7 @@ def judge_trial(folder: Path, config: GateConfig | None = None) -> Verdict:
     results = _decide_by(config, results) + _switched_off(config)
     why = reason(results)
     verdict = _verdict(trial, "valid" if why is None else "invalid", why, results)
-    return verdict.model_copy(update={"windows": evidence.windows})
+    return verdict.model_copy(update={"windows": evidence.windows, "rates": below_the_limit.claims(evidence)})
 
 
 def judge_block(folders: Sequence[Path], verdicts: Sequence[Verdict], config: GateConfig | None = None) -> BlockVerdict:
@@ -97,7 +98,11 @@ def judge_block(folders: Sequence[Path], verdicts: Sequence[Verdict], config: Ga
         if evidences and _is_on(name, config):
             for key, results in gate.check_block(evidences).items():
                 found[key] += _decide_by(config, results)
-    trials = [BlockTrial(setup=setup, run=run, gates=results) for (setup, run), results in found.items()]
+    measured = right_kv.deviations(evidences) if _is_on("right-kv", config) else {}
+    trials = [
+        BlockTrial(setup=key[0], run=key[1], gates=results, deviations=measured.get(key, []))
+        for key, results in found.items()
+    ]
     return BlockVerdict(experiment=experiment, suite=suite, repeat=repeat, trials=trials)
 
 
@@ -107,7 +112,8 @@ def apply_block(verdict: Verdict, block: BlockVerdict) -> Verdict:
         if (trial.setup, trial.run) == (verdict.setup, verdict.run):
             why = verdict.reason or reason(trial.gates)
             status = "invalid" if verdict.status == "valid" and why is not None else verdict.status
-            return verdict.model_copy(update={"gates": [*verdict.gates, *trial.gates], "status": status, "reason": why})
+            update = {"gates": [*verdict.gates, *trial.gates], "deviations": trial.deviations}
+            return verdict.model_copy(update={**update, "status": status, "reason": why})
     return verdict
 
 

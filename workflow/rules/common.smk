@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from kvladder.config import registry
+from kvladder.config import registry, rooflines
 from kvladder.config import stack as stacks
 from kvladder.config.experiment import block_id, model_id, plan
 from kvladder.config.sources import read
@@ -13,6 +13,7 @@ from kvladder.config.yaml import ConfigError
 from kvladder.plan import bringup, digest, estimate, stored
 from kvladder.plan.captions import constants
 from kvladder.plan.parent import WORKFLOW_PID
+from kvladder.provenance.host import describe_host
 from kvladder.serving.errors import PortInUse
 from kvladder.serving.ports import check_free
 from kvladder.stack import paths
@@ -68,8 +69,21 @@ TRIAL = "results/{experiment}/trials/{setup}/{suite}/r{repeat}-{run}/trial.json"
 OWN_VERDICT = "results/{experiment}/trials/{setup}/{suite}/r{repeat}-{run}/own-verdict.json"
 VERDICT = "results/{experiment}/trials/{setup}/{suite}/r{repeat}-{run}/verdict.json"
 BLOCK = "results/{experiment}/blocks/{suite}/r{repeat}-{block}.json"
-ROOFLINES = "results/{experiment}/rooflines.json"
-TABLE_NAMES = ("trials", "passes", "requests", "metrics", "summary", "gates", "parity")
+ROOFLINES = "results/{experiment}/rooflines/{host}.json"
+HOST = describe_host([]).host_id
+TABLE_NAMES = (
+    "trials",
+    "passes",
+    "requests",
+    "metrics",
+    "summary",
+    "break_even",
+    "gates",
+    "right_kv",
+    "parity",
+    "limits",
+    "rooflines",
+)
 TABLE = [f"results/{{experiment}}/tables/{name}.{ending}" for name in TABLE_NAMES for ending in ("parquet", "csv")]
 TABLE.append("results/{experiment}/tables/context.json")
 FIGURES = [kind.replace("-", "_") for kind in registry.kinds("figures")]  # the names of their files
@@ -101,6 +115,7 @@ wildcard_constraints:
     run=one_of(trial.run for trial in PLAN),
     start=r"[0-9a-f]{8}",
     block=r"[0-9a-f]{8}",
+    host=r"[0-9a-z]+",
 
 
 def of_experiment(pattern, **wildcards):
@@ -120,6 +135,19 @@ def judged(trials):
 
 
 JUDGED = judged(TRIALS)
+
+
+def known_rooflines():
+    """Rooflines that trials are judged by: those on disk, and this machine's where this run measures trials on it.
+
+    A run that measures no trial measures no roofline either: what was measured elsewhere isn't this machine's. Nor does
+    a stand-in engine have links.
+    """
+    here = of_experiment(ROOFLINES, host=HOST) if SELECTION.todo and STACK.device != "none" else []
+    return sorted({*map(str, rooflines.files(RESULTS)), *here})
+
+
+KNOWN_ROOFLINES = known_rooflines()
 
 
 def planned(wildcards):
@@ -206,9 +234,19 @@ def check_port():
         sys.exit(1)
 
 
+def claim_results():
+    """From here on the results are this run's: the lock's file stays open as long as the process lives."""
+    try:
+        stored.claim(RESULTS)
+    except stored.NotOurs as problem:
+        print(f"kvladder: {problem}", file=sys.stderr)
+        sys.exit(1)
+
+
 # Jobs read the effective configuration from here. It is no rule's output: trials must not depend on it as a whole.
 onstart:
     check_port()
+    claim_results()
     stored.write(EXPERIMENT, RESULTS)
 
 

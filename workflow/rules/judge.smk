@@ -7,6 +7,7 @@ rule judge:
 rule judge_trial:
     input:
         trial=TRIAL,
+        rooflines=KNOWN_ROOFLINES,
         code=code_of("judge.py", "gates", "counters", "setups"),
     output:
         OWN_VERDICT,

@@ -1,6 +1,7 @@
 rule measure:
     input:
         of_trials(TRIAL, TRIALS),
+        KNOWN_ROOFLINES,
 
 
 # One job a trial: it starts and stops its own servers. What a trial depends on counts by content (`params`), and inputs

@@ -8,6 +8,7 @@ rule build_tables:
     input:
         trials=of_trials(TRIAL, TRIALS),
         verdicts=of_trials(VERDICT, TRIALS),
+        rooflines=KNOWN_ROOFLINES,
         code=code_of("tables", "stats"),
     output:
         [pattern.format(experiment="{experiment}") for pattern in TABLE],

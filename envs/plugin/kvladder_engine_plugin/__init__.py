@@ -2,6 +2,8 @@
 
 - load format ``seeded``: reproducible random weights, so that no checkpoint is needed
   (:mod:`kvladder_engine_plugin.seeded_loader`);
+- log probabilities on a CPU without compiling anything (:mod:`kvladder_engine_plugin.eager_ranks`);
+- LMCache's in-process counters without their delay (:mod:`kvladder_engine_plugin.lmcache_stats`);
 - offloading spec ``HostTieringOffloadingSpec``: a host memcpy in place of the GPU copier, so that the
   stock KV offloading runs on vLLM's CPU build (:mod:`kvladder_engine_plugin.host_copier`). vLLM finds it
   by ``spec_name`` and ``spec_module_path``; it needs no registration here.
@@ -13,9 +15,13 @@ __all__ = ["register"]
 def register() -> None:
     """Entry point of the group ``vllm.general_plugins``; vLLM calls it in each of its processes.
 
-    The import is inside because merely importing this package (for example to read its version) must not
+    The imports are inside because merely importing this package (for example to read its version) must not
     pull in vLLM and torch.
     """
+    from kvladder_engine_plugin.eager_ranks import rank_eagerly  # noqa: PLC0415
+    from kvladder_engine_plugin.lmcache_stats import count_often  # noqa: PLC0415
     from kvladder_engine_plugin.seeded_loader import register_seeded_loader  # noqa: PLC0415
 
     register_seeded_loader()
+    rank_eagerly()
+    count_often()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kvladder.config.base import Record, Strict
+from kvladder.config.traffic import RIGHT_KV
 
 TrialStatus = Literal["completed", "failed"]
 Decision = Literal["pass", "fail", "not-checked"]
@@ -182,6 +183,11 @@ class TrialRecord(Record):
     rss_bytes: int | None = Field(default=None, description="Resident memory of all servers once ready.")
     files: dict[str, FileEntry] = Field(default_factory=dict)
 
+    @property
+    def timed(self) -> list[PassRecord]:
+        """Passes of workloads: those of right-kv come after them, and their times are no result."""
+        return [item for item in self.passes if item.workload != RIGHT_KV]
+
 
 class StartRecord(Record):
     """``start/<setup>-<run>.json``: the setup was brought up once, read back, and left."""
@@ -222,8 +228,54 @@ class WindowTokens(Strict):
     loaded_bytes: int | None = None
     store_time_ns: int | None = None
     load_time_ns: int | None = None
+    disk_write_bytes: int | None = Field(default=None, description="Bytes that went on to a disk below the tier.")
+    disk_read_bytes: int | None = Field(default=None, description="Bytes read back from it.")
+    disk_write_time_ns: int | None = Field(default=None, description="Time of the writes, summed over threads.")
+    disk_read_time_ns: int | None = Field(default=None, description="Time of the reads, summed over threads.")
     preemptions: int | None = None
     problems: list[str] = Field(default_factory=list)
+
+
+class HitDeviation(Strict):
+    """How far the hits of a right-kv pass are from computing the same prompts, in log probability (nats)."""
+
+    name: Literal["first-hit", "warm"]
+    prompts: int
+    median: float
+    largest: float
+    limit: float | None = Field(
+        default=None, description="What is allowed; None: the block has no prefix-cache to measure against."
+    )
+    beyond: int | None = Field(
+        default=None, description="Prompts beyond the limit, or computed otherwise than by prefix-cache."
+    )
+    flipped: int = Field(description="Prompts whose most probable token is another one.")
+    equal: int | None = Field(
+        default=None, description="Prompts answered as prefix-cache's hit of them, to the bit: surely right."
+    )
+
+
+class RateClaim(Strict):
+    """How fast KV moved in one pass, as somebody claims, and the measured ceiling of the link that it moved over."""
+
+    workload: str
+    name: str
+    round: int
+    direction: Literal["load", "store"]
+    basis: Literal["engine", "ttft"] = Field(
+        description="engine: the engine's bytes over the engine's own transfer time. ttft: bytes loaded over the time "
+        "from the first request sent to the last first token: no load was slower than that."
+    )
+    bytes: int = Field(gt=0)
+    time_ns: int = Field(ge=0)
+    link: str | None = Field(default=None, description="Name of the roofline; None: it isn't known what KV moved over.")
+    ceiling: float | None = Field(default=None, description="Its fastest measurement, in bytes per second.")
+    why: str | None = Field(default=None, description="Why the ceiling decides nothing; None: it does.")
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second; infinite where bytes moved in no time."""
+        return self.bytes * 1e9 / self.time_ns if self.time_ns else float("inf")
 
 
 class Verdict(Record):
@@ -238,3 +290,7 @@ class Verdict(Record):
     reason: str | None
     gates: list[GateResult]
     windows: list[WindowTokens]
+    rates: list[RateClaim] = Field(default_factory=list, description="Claims of transfer rates, pass by pass.")
+    deviations: list[HitDeviation] = Field(
+        default_factory=list, description="What right-kv measured, by hit pass; from the trial's block."
+    )

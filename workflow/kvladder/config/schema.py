@@ -17,7 +17,9 @@ from pydantic.fields import FieldInfo
 
 from kvladder.config import records, registry
 from kvladder.config.base import Name, parse_size
+from kvladder.config.bench import BenchBlock, BenchConfig, BenchGoals, CellRecord
 from kvladder.config.experiment import ExperimentConfig
+from kvladder.config.rooflines import Rooflines
 from kvladder.config.stack import StackConfig, StackStamp
 
 ROOT = Path(__file__).parents[3]
@@ -28,11 +30,14 @@ RECORDS: dict[str, type[BaseModel]] = {
     "request": records.RequestRecord,
     "counters": records.CounterSnapshot,
     "probe": records.ProbeSample,
+    "rooflines": Rooflines,
     "trial": records.TrialRecord,
     "start": records.StartRecord,
     "verdict": records.Verdict,
     "stack": StackConfig,
     "stamp": StackStamp,
+    "bench": BenchConfig,
+    "cell": CellRecord,
 }
 """Files that kvladder reads and writes, by schema name."""
 
@@ -69,9 +74,8 @@ def schemas() -> dict[str, str]:
 def reference() -> str:
     """Markdown tables of every key: type, default, meaning."""
     parts = ["## Experiment", _table(ExperimentConfig)]
-    for field in ("model", "engine", "load", "gates"):
-        model = ExperimentConfig.model_fields[field].annotation
-        assert isinstance(model, type)  # noqa: S101 (they are models)
+    for field in ("model", "engine", "load", "gates", "right_kv"):
+        (model,) = _models(ExperimentConfig.model_fields[field].annotation)
         parts += [f"## `{field}`", _doc(model), _table(model)]
     families: tuple[registry.Family, ...] = ("setups", "workloads")
     for family in families:
@@ -81,6 +85,9 @@ def reference() -> str:
             for name, info in model.model_fields.items():
                 for nested in _models(info.annotation):
                     parts += [f"### `{name}` of `{kind}`", _doc(nested), _table(nested)]
+    parts += ["## Truth bench (`config/client-truth.yaml`)", _doc(BenchConfig), _table(BenchConfig)]
+    for name, model in (("blocks", BenchBlock), ("goals", BenchGoals)):
+        parts += [f"### `{name}`", _doc(model), _table(model)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -13,6 +13,9 @@ from typing import Literal
 PassName = Literal["cold", "first-hit", "warm"]
 """``cold`` stores, ``first-hit`` is the first load of what was stored, ``warm`` are the later ones."""
 
+RIGHT_KV = "right-kv"
+"""Name of the passes that check what a tier gives back: sent after everything timed, and timed by nobody."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

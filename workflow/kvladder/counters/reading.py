@@ -244,7 +244,9 @@ def _gains(start: Page, end: Page, name: str, labels: Mapping[str, str]) -> Iter
 class Reading:
     """One window in kvladder's own schema: tokens, bytes and nanoseconds; None is unknown.
 
-    ``by_source`` has every tier of `TIERS`. ``problems`` are contradictions: the counters can't be believed.
+    ``by_source`` has every tier of `TIERS`. ``stored_bytes`` and ``loaded_bytes`` are what went from the device to the
+    setup's tier and back, each byte once; the ``disk_`` bytes went between that tier and a disk below it, and their
+    times are summed over threads. ``problems`` are contradictions: the counters can't be believed.
     """
 
     prompt_tokens: int | None = None
@@ -253,6 +255,10 @@ class Reading:
     loaded_bytes: int | None = None
     store_time_ns: int | None = None
     load_time_ns: int | None = None
+    disk_write_bytes: int | None = None
+    disk_read_bytes: int | None = None
+    disk_write_time_ns: int | None = None
+    disk_read_time_ns: int | None = None
     preemptions: int | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -282,6 +288,8 @@ def engine_reading(delta: Delta, external_tier: str | None) -> Reading:
         reading.by_source.update(_split(delta, external, external_tier if external_tier in EXTERNAL else "unknown"))
     reading.stored_bytes, reading.store_time_ns = _moved(delta, "store", "GPU_to_CPU")
     reading.loaded_bytes, reading.load_time_ns = _moved(delta, "load", "CPU_to_GPU")
+    reading.disk_write_bytes, reading.disk_write_time_ns = _tiering(delta, "write")
+    reading.disk_read_bytes, reading.disk_read_time_ns = _tiering(delta, "read")
     reading.problems += delta.problems
     problem = sum_problem(reading)
     if problem is not None:
@@ -322,15 +330,43 @@ def _moved(delta: Delta, direction: str, legacy: str) -> tuple[int | None, int |
     moved = delta.counter(ENGINE, f"vllm:kv_offload_{direction}_bytes_total")
     time = delta.time_ns(ENGINE, f"vllm:kv_offload_{direction}_time_total")
     if moved is None:
-        moved = delta.counter(ENGINE, "vllm:kv_offload_total_bytes_total", transfer_type=legacy)
+        moved = delta.counter(ENGINE, LEGACY_BYTES, transfer_type=legacy)
     if time is None:
         time = delta.time_ns(ENGINE, "vllm:kv_offload_total_time_total", transfer_type=legacy)
     return moved, time
 
 
+def _tiering(delta: Delta, way: str) -> tuple[int | None, int | None]:
+    """Bytes and time of the OffloadingConnector's disk in one direction; vLLM 0.26 has no such counter."""
+    name = f"vllm:kv_offload_tiering_{way}"
+    return delta.counter(ENGINE, f"{name}_bytes_total"), delta.time_ns(ENGINE, f"{name}_time_total")
+
+
+def simple_cpu_reading(delta: Delta, cpu_bytes: int) -> Reading:
+    """Tokens by source of SimpleCPUOffloadConnector; loaded bytes from its own count of loaded blocks (vLLM 0.32).
+
+    ``cpu_bytes`` is the configured host memory: divided by the blocks that the engine says it holds, it's the bytes of
+    one block, less than one block's share off. Ordinary stores are counted nowhere, and 0.26 counts nothing of it.
+    """
+    reading = engine_reading(delta, "cpu")
+    blocks = delta.counter(ENGINE, "vllm:simple_kv_offload_load_blocks_total")
+    capacity = _simple_cpu_capacity(delta.end.get(ENGINE))
+    if blocks is not None and capacity:
+        reading.loaded_bytes = round(blocks * cpu_bytes / capacity)
+    return reading
+
+
+def _simple_cpu_capacity(page: Page | None) -> int | None:
+    """Blocks of the host tier, a label of the connector's facts."""
+    facts = {} if page is None else page.samples.get("vllm:simple_kv_offload_info", {})
+    labels = [dict(labels).get("capacity_blocks", "") for labels in facts]
+    return int(labels[0]) if len(labels) == 1 and labels[0].isdigit() else None
+
+
+LEGACY_BYTES = "vllm:kv_offload_total_bytes_total"
+
 STORE_COUNTERS = (
     "vllm:kv_offload_store_bytes_total",
-    "vllm:kv_offload_total_bytes_total",
     "vllm:kv_offload_tiering_write_bytes_total",
     "vllm:simple_kv_offload_save_outcomes_total",
 )
@@ -342,7 +378,11 @@ STORE_JOBS = (
 
 def engine_store_activity(pages: Pages) -> dict[str, float] | None:
     """What moves in vLLM's own counters while KV is stored, by name; None: no page, or no such series in it."""
-    return activity(pages, ENGINE, STORE_COUNTERS, STORE_JOBS)
+    found = activity(pages, ENGINE, STORE_COUNTERS, STORE_JOBS)
+    page = pages.get(ENGINE)
+    # The one counter of the OffloadingConnector that is there before its first event.
+    older = None if page is None else page.total(LEGACY_BYTES, transfer_type="GPU_to_CPU")
+    return found if older is None else {**(found or {}), LEGACY_BYTES: older}
 
 
 def activity(

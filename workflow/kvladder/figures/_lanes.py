@@ -27,8 +27,8 @@ from kvladder.figures._style import (
     style,
     text_width,
 )
-from kvladder.tables.labels import setup_order, short_labels, workload_order
-from kvladder.tables.model import PASSES, Tables
+from kvladder.tables.labels import setup_order, short_labels, single_workloads
+from kvladder.tables.model import CELL, PASSES, Tables
 
 MOST_SETUPS = 12
 MOST_PANELS = 4
@@ -63,17 +63,24 @@ class Grid:
     panel_width: float
 
 
+def not_only_sweeps(tables: Tables) -> bool:
+    """Whether something was sent besides the cells of sweeps; True without a valid trial, as a figure then says so."""
+    return bool(single_workloads(tables, tables.passes)) or not tables.passes.height
+
+
 def panels(
     tables: Tables, width: float, data: pl.DataFrame, legend: Sequence[Any], *, side: float = 0.0, lanes: bool = False
 ) -> Grid | None:
     """Lay out one panel for each (suite, workload) in `data` and one row for each of its setups; None without data.
 
+    Cells of sweeps are left out: they have figures of their own.
+
     At most 12 setups and 4 workloads are shown, the rest is counted below. `side` inches are kept free right of each
     panel; `lanes` writes the passes' names beside their lanes. Must be called inside `style()`.
     """
-    have = set(data["setup"].unique())
+    workloads = single_workloads(tables, data)
+    have = set(data.filter(~pl.col("workload").str.contains(CELL, literal=True))["setup"])
     names = [setup for setup in setup_order(tables) if setup in have]
-    workloads = workload_order(tables, data)
     if not names:
         return None
     hidden = (max(0, len(names) - MOST_SETUPS), max(0, len(workloads) - MOST_PANELS))
@@ -90,7 +97,7 @@ def panels(
     beside = max(text_width(PASS_LABELS[name], SMALL) for name in PASSES) + 0.08 if lanes else 0.0
     left += beside
     top, foot, between = 0.5, 0.42, 0.8
-    note = _note(*hidden, [titles[setup] for setup in setup_order(tables) if setup not in have])
+    note = left_out(*hidden, [titles[setup] for setup in setup_order(tables) if setup not in have])
     total = top + down * height + (down - 1) * between + foot + (0.22 if note else 0)
     panel = (width - left - 0.06 - (across - 1) * 0.22) / across - side
     figure = Figure(figsize=(width, total))
@@ -153,7 +160,7 @@ def _name_lanes(axis: Axes, row: Row) -> None:
         )
 
 
-def _note(setups: int, workloads: int, without: Sequence[str]) -> str:
+def left_out(setups: int, workloads: int, without: Sequence[str]) -> str:
     """What isn't shown, so that nothing is left out in silence."""
     more = [f"{setups} more setups"] if setups else []
     more += [f"{workloads} more workloads"] if workloads else []

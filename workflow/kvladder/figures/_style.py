@@ -44,11 +44,21 @@ COLOURS = {
     "remote": "#cc79a6",
     "computed": "#cfd4d9",
     "unknown": "#f3f4f5",
+    "line-1": "#0072b1",
+    "line-2": "#d55e02",
+    "line-3": "#009e73",
+    "line-4": "#cc79a7",
+    "line-5": "#e69f00",
+    "line-6": "#56b4e9",
 }
 """Role → colour on light paper. No two roles have the same one: a page tells them apart by it."""
 
 MARKERS = {"cold": "o", "first-hit": "D", "warm": "s"}
 HATCHES = {"gpu": "", "cpu": "////", "nvme": "....", "remote": "\\\\\\\\", "computed": "", "unknown": "xxxx"}
+LINES = tuple(role for role in COLOURS if role.startswith("line-"))
+"""Roles of lines that stand for setups, in the order they are given out."""
+LINE_MARKERS = ("o", "D", "s", "^", "v", "P", "X", "<", ">", "p", "h", "*")
+DASHES = ("-", "--", "-.", ":")
 PASS_LABELS = {"cold": "cold", "first-hit": "first hit", "warm": "warm"}
 
 _RC: Any = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 from matplotlib.figure import Figure
 
-from kvladder.figures._lanes import dots
+from kvladder.figures._lanes import dots, not_only_sweeps
 from kvladder.figures._style import WIDE
 from kvladder.tables.model import Tables
 
@@ -17,6 +17,11 @@ CAPTION = (
     "largest. Valid trials only."
 )
 CATEGORY = "Throughput"
+
+
+def applies(tables: Tables) -> bool:
+    """Whether some workload is no sweep."""
+    return not_only_sweeps(tables)
 
 
 def draw(tables: Tables, width: float = WIDE) -> Figure:

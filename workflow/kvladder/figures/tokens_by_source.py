@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from kvladder.config.base import TIERS
-from kvladder.figures._lanes import LANE, panels
+from kvladder.figures._lanes import LANE, not_only_sweeps, panels
 from kvladder.figures._style import COLOURS, HATCHES, SMALL, WIDE, blank, style, text_width
 from kvladder.tables.model import PASSES, Tables
 
@@ -21,6 +21,11 @@ CAPTION = (
     "share that was not computed; a lane without a bar: the engine does not say. Valid trials only."
 )
 CATEGORY = "Validity"
+
+
+def applies(tables: Tables) -> bool:
+    """Whether some workload is no sweep."""
+    return not_only_sweeps(tables)
 
 
 def draw(tables: Tables, width: float = WIDE) -> Figure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from kvladder.figures._lanes import dots
+from kvladder.figures._lanes import dots, not_only_sweeps
 from kvladder.figures._style import WIDE
 from kvladder.tables.model import Tables
 
@@ -16,6 +16,11 @@ CAPTION = (
     "are the median over trials, the line goes from the smallest to the largest. Valid trials only."
 )
 CATEGORY = "Latency"
+
+
+def applies(tables: Tables) -> bool:
+    """Whether some workload is no sweep."""
+    return not_only_sweeps(tables)
 
 
 def draw(tables: Tables, width: float = WIDE) -> Figure:

@@ -16,7 +16,7 @@ REQUIRED = True
 def check(evidence: Evidence) -> list[GateResult]:
     """One result a workload."""
     found = Findings(__name__, REQUIRED, "requests.jsonl")
-    for workload in evidence.workloads:
+    for workload in evidence.served:
         passes = [item for item in evidence.trial.passes if item.workload == workload]
         planned = sum(item.requests for item in passes)
         if not planned:

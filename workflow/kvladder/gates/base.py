@@ -26,11 +26,15 @@ from kvladder.config.records import (
     GateResult,
     PassRecord,
     ProbeSample,
+    RateClaim,
     RequestRecord,
     TrialRecord,
     WindowTokens,
 )
+from kvladder.config.rooflines import Rooflines, load, of_host
+from kvladder.config.traffic import RIGHT_KV
 from kvladder.counters.reading import Delta, Page, Pages, parse_page
+from kvladder.replay import PassPrediction, Prediction, predict
 from kvladder.setups.base import SetupConfig
 
 COULD_NOT = "could not be checked"
@@ -38,6 +42,12 @@ COULD_NOT = "could not be checked"
 
 HITS = ("gpu", "cpu", "nvme", "remote", "unknown")
 """Sources of a prompt token that are no recomputation."""
+
+O_DIRECT_REFUSED = "O_DIRECT is not supported at"
+"""vLLM's warning (``v1/kv_offload/tiering/fs/manager.py``) that its files go through the page cache."""
+
+CACHED_SHARE = 0.01
+"""Share of a tier's files that may be cached although they are used directly: others may look at a file, too."""
 
 T = TypeVar("T")
 
@@ -99,16 +109,22 @@ class Evidence:
 
     @property
     def workloads(self) -> list[str]:
-        """Names of the trial's workloads, in order."""
-        return list(dict.fromkeys(item.workload for item in self.trial.passes)) or list(
+        """Names of the trial's workloads, in order: what was timed."""
+        return list(dict.fromkeys(item.workload for item in self.trial.timed)) or list(
             self.trial.config.get("workloads", {})
         )
+
+    @property
+    def served(self) -> list[str]:
+        """The workloads and, where the trial has them, the passes of right-kv: what must have been served properly."""
+        extra = [item.workload for item in self.trial.passes if item.workload == RIGHT_KV]
+        return [*self.workloads, *extra[:1]]
 
     @cached_property
     def broken(self) -> dict[str, str]:
         """Raw files that are missing, truncated or changed since the trial wrote them."""
         found: dict[str, str] = {}
-        for name in (*(f"{workload}.requests.jsonl" for workload in self.workloads), "counters.jsonl"):
+        for name in (*(f"{workload}.requests.jsonl" for workload in self.served), "counters.jsonl"):
             if name not in self.trial.files:
                 found[name] = "is not listed in trial.json"
         for name, entry in self.trial.files.items():
@@ -126,9 +142,7 @@ class Evidence:
     @cached_property
     def requests(self) -> dict[str, list[RequestRecord]]:
         """Requests by workload, in the file's order."""
-        return {
-            name: self._lines(f"{name}.requests.jsonl", RequestRecord.model_validate_json) for name in self.workloads
-        }
+        return {name: self._lines(f"{name}.requests.jsonl", RequestRecord.model_validate_json) for name in self.served}
 
     @cached_property
     def probes(self) -> list[ProbeSample]:
@@ -173,6 +187,50 @@ class Evidence:
         """Tokens and bytes of each pass, in the order of ``trial.passes``."""
         return [self._window(item) for item in self.trial.passes]
 
+    @cached_property
+    def engine_log(self) -> str:
+        """The engine's own log; empty where there is none, which is no evidence of anything."""
+        try:
+            return (self.folder / "logs" / "engine.log").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    @cached_property
+    def rooflines(self) -> tuple[Rooflines | None, str | None]:
+        """What the links of this trial's host did at best, and why that is no evidence; see `rooflines.of_host`.
+
+        They lie beside ``trials``, in ``<experiment>/trials/<setup>/<suite>/r<repeat>-<run>`` four levels up.
+        """
+        return of_host(load(self.folder.absolute().parents[3]), self.trial.host)
+
+    @cached_property
+    def page_cache(self) -> bool | None:
+        """Whether the tier on disk was read and written through the page cache; None: nobody can tell, or no such tier.
+
+        The engine logs when its file system refuses O_DIRECT; how much of the tier's files was cached when the passes
+        were over is in ``effective.details``.
+        """
+        disk = self.trial.effective.details.get("disk") or {}
+        if O_DIRECT_REFUSED in self.engine_log:
+            return True
+        cached, size = disk.get("cached_bytes"), disk.get("bytes")
+        return cached > CACHED_SHARE * size if cached is not None and size else None
+
+    @cached_property
+    def prediction(self) -> Prediction | None:
+        """What the hit oracle says of every pass; None where the engine didn't report its block size."""
+        sent = {number: self.sent(item) for number, item in enumerate(self.trial.passes)}
+        try:
+            return predict(self.trial, self.setup, sent)
+        except ValueError as error:
+            raise Unreadable(f"its requests can't be replayed by this version: {error}") from None
+
+    def predicted(self, item: PassRecord) -> PassPrediction | None:
+        """What the hit oracle says of one pass."""
+        if self.prediction is None:
+            return None
+        return self.prediction.passes[self.trial.passes.index(item)]
+
     def passes(self, workload: str, *names: str) -> list[tuple[PassRecord, WindowTokens]]:
         """Passes of one workload with their counters; only those of these names, if any are given."""
         pairs = zip(self.trial.passes, self.windows, strict=True)
@@ -204,6 +262,10 @@ class Evidence:
             loaded_bytes=reading.loaded_bytes,
             store_time_ns=reading.store_time_ns,
             load_time_ns=reading.load_time_ns,
+            disk_write_bytes=reading.disk_write_bytes,
+            disk_read_bytes=reading.disk_read_bytes,
+            disk_write_time_ns=reading.disk_write_time_ns,
+            disk_read_time_ns=reading.disk_read_time_ns,
             preemptions=reading.preemptions,
             problems=reading.problems,
         )
@@ -263,7 +325,7 @@ def pass_label(item: PassRecord | WindowTokens) -> str:
     return f"{item.workload}/{item.name}/{item.round}"
 
 
-def short_label(item: PassRecord | WindowTokens) -> str:
+def short_label(item: PassRecord | WindowTokens | RateClaim) -> str:
     """``pass round`` for a message that names the workload already."""
     return f"{item.name} {item.round}"
 

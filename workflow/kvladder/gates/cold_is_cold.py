@@ -17,7 +17,7 @@ REQUIRED = True
 def check(evidence: Evidence) -> list[GateResult]:
     """One result a workload."""
     found = Findings(__name__, REQUIRED, "counters.jsonl: prompt tokens by source over the cold pass")
-    for workload in evidence.workloads:
+    for workload in evidence.served:
         windows = [window for _, window in evidence.passes(workload, "cold")]
         expected = "0 tokens hit in any tier"
         hits = [window.by_source.get(tier) for window in windows for tier in HITS]
@@ -26,7 +26,8 @@ def check(evidence: Evidence) -> list[GateResult]:
         elif any(hits):
             found.decide(False, expected, "; ".join(tokens(window.by_source) for window in windows), workload)
         elif None in hits or any(window.prompt_tokens is None for window in windows):
-            found.unreadable(expected, "the engine's token counters are missing", workload)
+            problems = "; ".join(problem for window in windows for problem in window.problems)
+            found.unreadable(expected, problems or "the engine's token counters are missing", workload)
         else:
             computed = sum(window.by_source.get("computed") or 0 for window in windows)
             found.decide(True, expected, f"0 hit, {computed} computed", workload)

@@ -2,7 +2,8 @@
 
 Protects from a tier that is silently unused because a key is ignored, misspelt or not passed on (LMCache#1109, #2334,
 #2535, #2876; a config key that no template read in llm-d-benchmark). Evidence: the engine's own effective configuration
-and log lines against ``expected`` and ``config`` of ``trial.json``. Tolerance: none.
+and log lines against ``expected`` and ``config`` of ``trial.json``; of a file that a connector reads past the engine,
+what the connector logs that it runs with. Tolerance: none.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def _asked(evidence: Evidence) -> dict[str, Any]:
         "prefix_caching": trial.expected.get("prefix_caching"),
     }
     asked |= {f"connector key {key}": value for key, value in connector.get("kv_connector_extra_config", {}).items()}
+    asked |= {f"setting {key}": value for key, value in trial.expected.get("settings", {}).items()}
     block_size, blocks = _number(evidence, "block_size"), _number(evidence, "kv_pool_blocks")
     if block_size is not None:
         asked["block_size"] = block_size
@@ -95,6 +97,7 @@ def _have(evidence: Evidence) -> dict[str, Any]:
         "version": None if effective.engine_version is None else effective.engine_version.partition("+")[0],
     }
     have |= {key: effective.details.get(reported) for key, reported in REPORTED.items()}
+    have |= {f"setting {key}": value for key, value in effective.details.get("settings", {}).items()}
     return have | {f"connector key {key}": value for key, value in extra.items()}
 
 

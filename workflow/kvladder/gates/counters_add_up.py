@@ -17,7 +17,7 @@ def check(evidence: Evidence) -> list[GateResult]:
     """One result a workload."""
     found = Findings(__name__, REQUIRED, "counters.jsonl, requests.jsonl")
     expected = "prompt tokens = sum of their sources = tokens that the client sent"
-    for workload in evidence.workloads:
+    for workload in evidence.served:
         faults, unknown = [], False
         for item, window in evidence.passes(workload):
             faults += [f"{short_label(item)}: {problem}" for problem in window.problems]

@@ -17,7 +17,7 @@ def check(evidence: Evidence) -> list[GateResult]:
     """One result a workload; the last pass counts too, the next workload follows it."""
     found = Findings(__name__, REQUIRED, "trial.json: passes[].drained")
     expected = "store counters flat after every pass"
-    for workload in evidence.workloads:
+    for workload in evidence.served:
         passes = [item for item in evidence.trial.passes if item.workload == workload]
         busy = [short_label(item) for item in passes if item.drained is False]
         if evidence.setup.tier in (None, "gpu"):

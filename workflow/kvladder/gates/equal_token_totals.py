@@ -38,8 +38,8 @@ def check_block(evidences: Sequence[Evidence]) -> dict[TrialKey, list[GateResult
 
 def _totals(evidence: Evidence) -> Totals:
     totals: Totals = {}
-    for workload, requests in evidence.requests.items():
-        for request in requests:
+    for workload in evidence.workloads:
+        for request in evidence.requests[workload]:
             total = totals.setdefault(f"{workload}/{request.pass_name}/{request.round}", [0, 0, 0])
             for place, value in enumerate((1, request.prompt_tokens, request.output_tokens or 0)):
                 total[place] += value

@@ -20,7 +20,7 @@ def check(evidence: Evidence) -> list[GateResult]:
     # A setup that lives on the device must have no external hit; one with another tier no hit on the device.
     barred = [name for name in HITS if name != "gpu"] if tier == "gpu" else list(HITS) if tier is None else ["gpu"]
     expected = {"gpu": "hits on the device only", None: "no hit in any pass"}.get(tier, "no hit on the device")
-    for workload in evidence.workloads:
+    for workload in evidence.served:
         pairs = evidence.passes(workload)
         bad = [
             f"{short_label(window)}: {tokens(window.by_source, barred)}"

@@ -21,6 +21,7 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from kvladder.config import rooflines
 from kvladder.config.yaml import load_file
 
 PUBLISHED = Path("results", "published")
@@ -41,7 +42,7 @@ def pack(experiment: Path, archive: Path) -> int:
     archive.parent.mkdir(parents=True, exist_ok=True)
     partial = archive.with_name(f".{archive.name}.partial")
     with lzma.open(partial, "wb", preset=6) as compressed, tarfile.open(fileobj=compressed, mode="w") as tar:
-        for path in _files([*trials, experiment / "rooflines.json"]):
+        for path in _files([*trials, *rooflines.files(experiment)]):
             data = path.read_bytes()
             entry = tarfile.TarInfo(path.relative_to(experiment).as_posix())
             entry.size, entry.mode = len(data), 0o644

@@ -14,7 +14,7 @@ from kvladder.config import registry
 from kvladder.report.svg import inline
 from kvladder.report.view import view
 from kvladder.report.words import STRONG
-from kvladder.tables.model import load
+from kvladder.tables.model import Tables, load
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -29,7 +29,7 @@ def build(  # noqa: PLR0917
     """
     tables = load(tables_dir)
     seen = view(tables, config)
-    figures = _figures(figures_dir)
+    figures = _figures(figures_dir, tables)
     html = _render("report.html.j2", seen, figures, paged=False)
     paged = _render("report.html.j2", seen, figures, paged=True)
     summary = _render("summary.md.j2", seen, figures, paged=False)
@@ -40,10 +40,12 @@ def build(  # noqa: PLR0917
     out_md.write_text(summary, encoding="utf-8")
 
 
-def _figures(folder: Path) -> list[dict[str, Any]]:
-    """Every figure there is a module for, with its wide and narrow drawing for the page and a plain one for paper."""
+def _figures(folder: Path, tables: Tables) -> list[dict[str, Any]]:
+    """Every figure that concerns this experiment, with its wide and narrow drawing for the page and a plain one for
+    paper."""
     found = []
     modules = [registry.load("figures", kind) for kind in registry.kinds("figures")]
+    modules = [module for module in modules if not hasattr(module, "applies") or module.applies(tables)]
     for module in sorted(modules, key=lambda each: (each.CATEGORY, each.NAME)):
         wide, narrow = folder / f"{module.NAME}.svg", folder / f"{module.NAME}.narrow.svg"
         figure = {"name": module.NAME, "title": module.TITLE, "caption": module.CAPTION, "wide": None, "narrow": None}

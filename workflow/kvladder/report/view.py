@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from shlex import quote
 from typing import Any
 
@@ -12,10 +12,14 @@ import yaml
 
 from kvladder.config.base import TIERS
 from kvladder.figures._style import LABEL as FIGURE_LABEL
-from kvladder.report.formats import UNKNOWN, listing, number, plural, ratio, scale, seconds, size, span, times
-from kvladder.report.words import Cell, describe_workload, labels, several, shorten, verdict
+from kvladder.report import decoding, sweeps
+from kvladder.report.formats import UNKNOWN, listing, number, plural, scale, seconds, size, span, times
+from kvladder.report.limits import limits
+from kvladder.report.oracle import hits
+from kvladder.report.values import Value, cell
+from kvladder.report.words import Cell, describe_workload, labels, several, shorten, strong, verdict
 from kvladder.stats.samples import median
-from kvladder.tables.labels import short_labels, workload_order
+from kvladder.tables.labels import short_labels, single_workloads
 from kvladder.tables.model import PASSES, Tables
 
 Row = dict[str, Any]
@@ -38,16 +42,6 @@ class Setup:
     title: str
     drawn: str
     badges: list[str]
-
-
-@dataclass(frozen=True)
-class Value:
-    """A median and, beside it, the ratio to the baseline with its interval."""
-
-    value: str
-    ratio: str = ""
-    bracket: str = ""
-    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -80,15 +74,18 @@ def view(tables: Tables, config: Mapping[str, Any]) -> dict[str, Any]:
     planned = planned_trials(tables, config)
     setups = _setups(tables, config)
     context = tables.context
+    names = {setup: strong(label) for setup, label in labels(tables).items()}
     return {
         "title": config.get("title") or f"KV-cache tiers: {config.get('experiment') or context.get('experiment')}",
         "experiment": config.get("experiment") or context.get("experiment"),
         "baseline": tables.baseline,
         "facts": _facts(tables, planned),
-        "verdict": verdict(tables, planned),
+        "verdict": verdict(tables, planned, [*decoding.paragraphs(tables, names), *sweeps.paragraphs(tables, names)]),
         "glance": _glance(tables, setups),
         "ours": _ours(tables, setups),
-        "results": [_result(tables, setups, planned, *pair) for pair in workload_order(tables, tables.passes)],
+        "results": [_result(tables, setups, planned, *pair) for pair in single_workloads(tables, tables.passes)],
+        "decoding": decoding.sections(tables, setups, PASS_TITLES),
+        "sweeps": sweeps.sections(tables, setups),
         "shortened": [
             setup
             for setup in setups.values()
@@ -96,9 +93,12 @@ def view(tables: Tables, config: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "counts": _counts(tables, setups, planned),
         "lost": _lost(tables, setups),
+        "right_kv": _right_kv(tables, setups),
+        "oracle": hits(tables, setups),
         "gates": _gates(tables, setups),
         "parity": _parity(tables, setups),
         "startup": _startup(tables, setups),
+        "limits": limits(tables, setups),
         "environment": _environment(context),
         "servers": _servers(context, setups),
         "config_yaml": yaml.safe_dump(
@@ -202,7 +202,7 @@ def _result(
         total = max(mine.height, planned.get(setup.name, 0) // suites)
         values = {
             metric: [
-                _value(cells.get((setup.name, metric, name)), setup.name == tables.baseline, control, factor, decimals)
+                cell(cells.get((setup.name, metric, name)), setup.name == tables.baseline, control, factor, decimals)
                 for name in passes
             ]
             for metric in metrics
@@ -241,7 +241,7 @@ def _glance(tables: Tables, setups: Mapping[str, Setup]) -> dict[str, Any]:
     """The headline: a column for each workload's hit and for what the first request pays; rows are setups."""
     columns: list[dict[str, str]] = []
     cells: list[dict[str, Row]] = []
-    for suite, workload in workload_order(tables, tables.passes):
+    for suite, workload in single_workloads(tables, tables.passes):
         wall = several(tables, suite, workload)
         metric = "wall_s" if wall else "ttft_s"
         hit = next((name for name in ("first-hit", "warm") if Cell(suite, workload, metric, name).rows(tables)), None)
@@ -297,28 +297,6 @@ def _from_to(counts: Sequence[int]) -> str:
     return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
-def _value(row: Row | None, is_baseline: bool, is_control: bool, factor: float, decimals: int) -> Value:
-    if row is None:
-        return Value(UNKNOWN)
-    notes = []
-    text = number(row["median"] * factor, decimals)
-    if row["mode_low"] is not None:
-        text = " / ".join(number(row[name] * factor, decimals) for name in ("mode_low", "mode_high"))
-        notes.append(f"two modes: {row['n_mode_low']} and {row['n_mode_high']} trials")
-    if is_baseline:
-        return Value(text, notes=notes)
-    if row["within_noise"] and not is_control:
-        notes.append("within noise")
-    if row["undefined"]:
-        notes.append("ratio to 0 undefined")
-    if row["ratio"] is None:
-        return Value(text, UNKNOWN, notes=notes if row["undefined"] else [*notes, "no block in common"])
-    if row["ratio_low"] is None:
-        notes.append("one block, no range")
-    bracket = "" if row["ratio_low"] is None else span(row["ratio_low"], row["ratio_high"])
-    return Value(text, f"{ratio(row['ratio'])}×", bracket, notes)
-
-
 def _hits(passes: pl.DataFrame | None) -> list[dict[str, Any]]:
     """By hit pass: tokens of a pass that weren't computed, by tier, over all valid trials' passes (mean)."""
     result: list[dict[str, Any]] = []
@@ -369,6 +347,51 @@ def _lost(tables: Tables, setups: Mapping[str, Setup]) -> dict[str, Any]:
         for key, repeats in sorted(grouped.items(), key=lambda item: order.index(item[0][0]))
     ]
     return {"groups": groups[:REASONS], "more": max(0, len(groups) - REASONS)}
+
+
+def _right_kv(tables: Tables, setups: Mapping[str, Setup]) -> dict[str, Any]:
+    """By setup with a tier how far its hits are from computing, and in one sentence what came of it."""
+    rows, found = [], dict[str, list[str]]()
+    reasons = tables.gates.filter((pl.col("gate") == "right-kv") & (pl.col("decision") == "not-checked"))
+    for setup in setups.values():
+        if setup.name not in tables.tiers():
+            continue
+        mine = tables.right_kv.filter(pl.col("setup") == setup.name)
+        groups = [_right_kv_group(mine.filter(pl.col("pass") == name)) for name in ("first-hit", "warm")]
+        verdicts = set(mine["verdict"])
+        result = next((word for word in ("wrong", "not checked", "right") if word in verdicts), "not checked")
+        label = setup.label
+        if result == "wrong" and not all(group["bad"] for group in groups):
+            label += " (first hits only)" if groups[0]["bad"] else " (later hits only)"
+        found.setdefault(result, []).append(label)
+        why = reasons.filter(pl.col("setup") == setup.name)["seen"].mode().sort().to_list()
+        limit = mine["limit"].drop_nulls().to_list()
+        rows.append(
+            {
+                "setup": setup,
+                "groups": groups,
+                "limit": f"{max(limit):.3f}" if limit else UNKNOWN,
+                "verdict": result,
+                "why": shorten(why[0]) if why and result == "not checked" else "",
+            }
+        )
+    parts = [f"{word} in {listing(found[word], 8)}" for word in ("wrong", "right", "not checked") if word in found]
+    return {"rows": rows, "sentence": f"Loaded KV is {'; '.join(parts)}." if parts else ""}
+
+
+def _right_kv_group(rows: pl.DataFrame) -> dict[str, Any]:
+    """First or later hits of a setup, over all of its trials that were compared."""
+    if not rows.height:
+        return {"median": UNKNOWN, "largest": UNKNOWN, "beyond": UNKNOWN, "flipped": UNKNOWN, "bad": False}
+    prompts = rows["prompts"].sum()
+    beyond = None if rows["beyond"].null_count() else rows["beyond"].sum()
+    return {
+        "median": number(median(rows["median"].to_list()), 3),
+        "largest": number(max(rows["max"].to_list()), 3),
+        "beyond": UNKNOWN if beyond is None else f"{beyond} of {prompts}",
+        "flipped": f"{rows['flipped'].sum()} of {prompts}",
+        "bad": bool(beyond),
+    }
 
 
 def _gates(tables: Tables, setups: Mapping[str, Setup]) -> dict[str, Any]:
@@ -469,9 +492,18 @@ def _startup(tables: Tables, setups: Mapping[str, Setup]) -> list[Row]:
                 "startup_range": f"{min(starts):.1f}–{max(starts):.1f}" if starts else UNKNOWN,
                 "memory": size(median(mine["rss_bytes"].to_list())),
                 "durable": seconds(median(durable["value"].to_list())),
+                "durable_most": _longest(durable),
             }
         )
     return rows
+
+
+def _longest(durable: pl.DataFrame) -> str:
+    """The longest time to durable and the workload after which it was, where that isn't what all took."""
+    known = durable.filter(pl.col("value").is_not_null()).sort("value", descending=True)
+    if known["value"].n_unique() < 2:
+        return ""
+    return f"at most {seconds(known['value'][0])}, {known['workload'][0]}"
 
 
 def _environment(context: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -553,6 +585,9 @@ def _command(argv: Sequence[str]) -> str:
 GLOSSARY: list[tuple[str, str]] = [
     ("TTFT", "Time to first token: request bytes handed to the socket until the first chunk that carries a token."),
     ("Wall time", "From a pass's first request sent until its last one answered."),
+    ("TPOT", "Time per output token: from the first token to the last one, ÷ the tokens after the first."),
+    ("ITL", "Inter-token latency: between two chunks that carry tokens. A request counts with its median."),
+    ("Break-even", "Prompt length from which a hit has a shorter TTFT than the baseline, which computes the prompt."),
     ("Cold", "The first pass: nothing is cached, every prompt is computed and, where there is a tier, stored."),
     ("First hit", "The same prompts again, once everything is stored: the first load of what was stored."),
     ("Warm", "Later rounds of the same prompts. The median is over all of them."),
@@ -564,10 +599,36 @@ GLOSSARY: list[tuple[str, str]] = [
         "All trials of one repeat. Setups are compared inside a block, so that slow changes of the machine cancel.",
     ),
     ("Ratio", "Setup ÷ baseline in the same block; the median over blocks. Below 1 is faster, for times."),
-    ("Range", "Smallest and largest ratio seen. With fewer than six blocks more than that can't be said."),
-    ("95 % interval", "Bootstrap interval of the median ratio, widened where needed to hold its coverage."),
-    ("Within noise", "The interval includes 1, or meets what the baseline shows against itself."),
+    (
+        "Range",
+        "Smallest and largest ratio seen. With fewer than six blocks more than that can't be said. It counts as a "
+        "difference only if it lies far enough beside 1 for its width and the number of blocks.",
+    ),
+    (
+        "95 % interval",
+        "Of the median ratio, from the ordered ratios: it covers the true one in 95 % of experiments or more, whatever "
+        "the noise looks like.",
+    ),
+    (
+        "Within noise",
+        "The interval includes 1 or meets what equal setups show against each other; or it is a range that lies too "
+        "near to 1 for its width.",
+    ),
+    (
+        "Would have been seen",
+        "How large a difference must be for 4 of 5 such experiments to tell it from noise, going by the spread of the "
+        "ratios between blocks. Known from six blocks on.",
+    ),
+    (
+        "Deviation",
+        "How far a hit's answer is from the same prompt's computed: the largest difference of log probability over the "
+        "20 most probable first tokens.",
+    ),
     ("Valid", "Every required gate passed. Invalid trials ran, but a gate failed; failed ones did not finish."),
     ("Gate", "A check of one trial: pass, fail or not checked. What is unknown never passes."),
+    (
+        "Roofline",
+        "The highest rate that a link was measured to reach on the trial’s own host; no transfer goes beyond it.",
+    ),
     ("–", "Unknown or not applicable; never zero."),
 ]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from kvladder.report.formats import listing, plural, ratio, seconds, span, times
+from kvladder.report.formats import listing, plural, ratio, seconds, significant, span, times
+from kvladder.stats.detectable import detectable
 from kvladder.stats.paired import paired_ratio
-from kvladder.tables.labels import setup_order, short_labels, workload_order
+from kvladder.tables.labels import setup_order, short_labels, single_workloads
 from kvladder.tables.model import Tables
 
 Row = dict[str, Any]
@@ -84,11 +85,12 @@ def several(tables: Tables, suite: str, workload: str) -> bool:
 def describe_workload(tables: Tables, suite: str, workload: str) -> str:
     """``a prompt of 3,080 tokens`` or ``4 prompts of 2,056 tokens at once``, as measured."""
     keep = (pl.col("suite") == suite) & (pl.col("workload") == workload)
-    lengths = tables.requests.filter(keep)["prompt_tokens"]
+    column = pl.col("prompt_tokens")
+    lengths = tables.requests.filter(keep).select(low=column.min(), high=column.max()).collect()
     passes = tables.passes.filter(keep)
-    if not len(lengths) or not passes.height:
+    low, high = lengths.row(0)
+    if low is None or not passes.height:
         return workload
-    low, high = min(lengths.to_list()), max(lengths.to_list())
     tokens = f"{low:,} tokens" if low == high else f"{low:,} to {high:,} tokens"
     requests, flying = max(passes["requests"].to_list()), max(passes["concurrency"].to_list())
     if requests == 1:
@@ -97,16 +99,17 @@ def describe_workload(tables: Tables, suite: str, workload: str) -> str:
     return f"{requests:,} prompts of {tokens}, {manner}"
 
 
-def verdict(tables: Tables, planned: Mapping[str, int]) -> list[Paragraph]:
+def verdict(tables: Tables, planned: Mapping[str, int], more: Sequence[Paragraph] = ()) -> list[Paragraph]:
     """What was found, workload by workload, then what doesn't count and how far it carries.
 
-    `planned` is the number of trials by setup.
+    `planned` is the number of trials by setup; `more` are findings that have a shape of their own (sweeps, decoding).
     """
     names = {setup: strong(label) for setup, label in labels(tables).items()}
     lost = _uncounted(tables, names, planned)
     if not tables.summary.height:
         return [Paragraph("", "No trial is valid, so nothing can be compared.", lost)]
-    found = [_workload(tables, names, suite, workload) for suite, workload in workload_order(tables, tables.passes)]
+    found = [_workload(tables, names, suite, workload) for suite, workload in single_workloads(tables, tables.passes)]
+    found += more
     doubts = lost + _modes(tables, names) + _leniency(tables, names)
     if doubts:
         found.append(Paragraph("what does not count", "Take care with these:", doubts))
@@ -221,19 +224,21 @@ def _rest(tables: Tables, names: Mapping[str, str], cell: Cell, best: Row, rest:
         values.setdefault(setup, {})[repeat, host] = value
     leader = names[best["setup"]]
     tied, ahead, apart, behind = [], [], [], []
+    effects = []
     for row in rest:
         against = paired_ratio(values[row["setup"]], values[best["setup"]])
         name, shared = names[row["setup"]], plural(against.interval.n, "block")
         factor = f"{name} {times(1 / row['ratio'])}"
-        if against.difference == "not enough data":
+        if against.difference() == "not enough data":
             apart.append(f"{factor} ({plural(row['blocks'], 'block')}, {against.interval.n} in common)")
-        elif against.difference == "no difference seen":
+        elif against.difference() == "no difference seen":
             tied.append(f"{name} ({shared} in common)")
-        elif against.difference == "lower":
+            effects.append(detectable(against))
+        elif against.difference() == "lower":
             ahead.append(f"{name} ({shared} in common)")
         else:
             behind.append(factor + (f" ({plural(row['blocks'], 'block')})" if row["blocks"] != best["blocks"] else ""))
-    text = [f"Not distinguishable from {leader}: {listing(tied)}."] if tied else []
+    text = [f"Not distinguishable from {leader}: {listing(tied)}.{_would_be_seen(effects)}"] if tied else []
     if ahead:
         text.append(f"Faster than {leader} in the blocks that both have: {listing(ahead)}.")
     if behind:
@@ -248,6 +253,7 @@ def _rest(tables: Tables, names: Mapping[str, str], cell: Cell, best: Row, rest:
 
 def _not_faster(names: Mapping[str, str], ranked: Iterable[Row], when: str, baseline: str) -> list[str]:
     level, slower = [], []
+    effects = []
     for row in ranked:
         if _clearly(row, "higher"):
             slower.append(
@@ -255,12 +261,26 @@ def _not_faster(names: Mapping[str, str], ranked: Iterable[Row], when: str, base
             )
         elif not _clearly(row, "lower"):
             level.append(f"{names[row['setup']]} ({_bracket(row)})")
+            effects.append(row["mde"])
     result = []
     if slower:
         result.append(f"Slower than computing it {when}: {listing(slower)}.")
     if level:
-        result.append(f"Not distinguishable from {names[baseline]} {when}: {listing(level)}.")
+        result.append(f"Not distinguishable from {names[baseline]} {when}: {listing(level)}.{_would_be_seen(effects)}")
     return result
+
+
+def _would_be_seen(effects: Iterable[float | None]) -> str:
+    """What a finding of no difference is worth: how large one must be to be seen in all of these comparisons.
+
+    Nothing where one of them has a range only, which makes no promise.
+    """
+    known = list(effects)
+    largest = max((each for each in known if each is not None), default=None)
+    if largest is None or None in known:
+        return ""
+    size = significant(100 * largest, 2)
+    return f" A difference of {size} % or more would have been seen in 4 of 5 such experiments."
 
 
 def _bracket(row: Row) -> str:
@@ -292,7 +312,10 @@ def _cold(
         result.append(f"The cold pass, which stores, {took.format(names[baseline])}: {listing(dear)}.")
     elif ranked:
         some = " with two blocks or more" if single else ""
-        result.append(f"In the cold pass, which stores, no tier{some} is clearly slower than {names[baseline]}.")
+        result.append(
+            f"In the cold pass, which stores, no tier{some} is clearly slower than {names[baseline]}."
+            f"{_would_be_seen(row['mde'] for row in ranked)}"
+        )
     if single:
         those = listing([f"{names[row['setup']]} {ratio(row['ratio'])}×" for row in single])
         result.append(f"The cold pass against {names[baseline]}'s in one block, with no range yet: {those}.")
@@ -384,6 +407,8 @@ def _method(tables: Tables, names: Mapping[str, str]) -> str:
         else:
             text += "with fewer than six blocks brackets give the range that was seen, which is no 95 % interval. "
     floors = tables.summary.filter(pl.col("noise_low").is_not_null() & (pl.col("metric") == "ttft_s"))
+    for group in tables.context.get("repeated", []):
+        text += f"{listing(names[setup] for setup in group)} are configured alike: their difference is their noise. "
     controls = [setup for setup in tables.context.get("controls", []) if setup in names]
     control, baseline = listing(names[setup] for setup in controls), names.get(tables.baseline, tables.baseline)
     if floors.height:

@@ -16,6 +16,7 @@ _LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\
 _RANK = re.compile(r"^\[rank\d+\]: ?")
 
 _TRACEBACK = "Traceback (most recent call last):"
+_SURVIVED = ("DEBUG", "INFO", "WARNING")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?::\s|$)")
 # Messages that go on in the next lines.
 _CONTINUED = re.compile(r"(?::|validation errors? for \S+)$")
@@ -26,10 +27,12 @@ _POINTER = re.compile(
     r"|Engine process failed to start|WorkerProc initialization failed|died unexpectedly",
     re.IGNORECASE,
 )
-# These say that something failed and never why.
+# These say that something failed and never why; the last one is in the log of every healthy Mooncake client.
 _EMPTY = re.compile(
     r"^EngineCore (?:failed to start|encountered a fatal error)|^WorkerProc failed to start"
+    r"|^AsyncLLM output_handler failed\.$"
     r"|^(?:SystemExit|KeyboardInterrupt|GeneratorExit|(?:[\w.]+\.)?CancelledError)\b"
+    r"|Local segment descriptor not found$"
 )
 _PLAIN_ERROR = re.compile(
     r"(?i:\bfatal\b|\bpanicked at|\bsegfault|\bsegmentation fault|\bterminate called|what\(\):)"
@@ -53,8 +56,9 @@ def root_cause(text: str) -> str | None:
     for number, (source, level, line) in enumerate(lines):
         before, previous[source] = previous.get(source, ""), line
         if line.startswith(_TRACEBACK):
-            # The interpreter's own sighs at shutdown are no cause.
-            counts[source] = not before.startswith("Exception ignored in")
+            # The interpreter's own sighs at shutdown are no cause, nor is what the writer only warned about and survived:
+            # every vLLM 0.26 without a tokenizer logs a whole traceback when it starts.
+            counts[source] = level not in _SURVIVED and not before.startswith("Exception ignored in")
         elif source in counts and not _EXCEPTION.match(line):
             counts[source] &= "resource_tracker.py" not in line
         elif _POINTER.search(line):

@@ -20,6 +20,7 @@ from kvladder.config.stack import StackConfig
 from kvladder.config.traffic import PassName
 from kvladder.counters.reading import Delta, Pages, Reading, engine_reading, engine_store_activity
 from kvladder.serving.process import ProcessSpec
+from kvladder.stats.oracle import Hierarchy, Tier
 
 HASH_SEED = {"PYTHONHASHSEED": "0"}
 """Several connectors key block hashes by Python's hash seed: equal in every process, or nothing is ever hit."""
@@ -30,6 +31,19 @@ Reset = Literal["device", "host"]
 
 TIER_FOLDER = "tier"
 """Folder below a trial's own for tiers on disk, unless the setup names another disk."""
+
+
+COUNTER_FILES = "prometheus"
+"""Folder below a trial's own for counters that its processes share through files: gone with them, the pages stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileAccess:
+    """How a tier on disk is used: its folder (None: the trial's own), tokens of one file, threads at once."""
+
+    path: str | None
+    chunk_tokens: int
+    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +97,14 @@ class SetupConfig(Strict):
         """``--kv-transfer-config`` as a mapping; None: no connector."""
         return None
 
+    def settings(self) -> dict[str, Any]:
+        """Configuration that a connector reads from a file of its own, past the engine's arguments; empty: none."""
+        return {}
+
+    def settings_read(self, log: str) -> Mapping[str, Any] | None:
+        """`settings` as the connector itself says, in the engine's log, that it runs with; None: it doesn't say."""
+        return None
+
     def side_processes(self, context: SetupContext) -> list[ProcessSpec]:
         """Processes that must be ready before the engine starts, in order."""
         return []
@@ -117,8 +139,34 @@ class SetupConfig(Strict):
         """Configured capacity of each tier below the device, in bytes."""
         return {}
 
+    def hierarchy(self, block_size: int, capacity_tokens: Mapping[str, int], version: str | None) -> Hierarchy:
+        """How the setup's tiers hold and evict, for the hit oracle; ``version`` is the engine's.
+
+        ``capacity_tokens`` are real capacities by tier; one that is missing there is taken as unlimited. As far as the
+        base class knows: the device pool where it caches, and the connector's tier as an LRU of unknown order.
+        """
+        # One block of the pool is never handed out.
+        device = _chunks(capacity_tokens.get("gpu"), block_size, spare=1)
+        return Hierarchy(
+            block=block_size,
+            device=Tier("gpu", device) if self.prefix_caching else None,
+            host=None if self.tier in (None, "gpu") else self.host_tier(block_size, capacity_tokens, version),
+        )
+
+    def host_tier(self, block_size: int, capacity_tokens: Mapping[str, int], version: str | None) -> Tier:
+        """The tier in host memory, or the pool, of a setup whose ``tier`` isn't the device; see `hierarchy`."""
+        assert self.tier is not None  # noqa: S101 (its callers' condition)
+        unit = self.granularity(block_size)
+        capacity = _chunks(capacity_tokens.get(self.tier), unit)
+        whole = self.expected_hit(unit, block_size) > 0
+        return Tier(self.tier, capacity, max(unit // block_size, 1), order="any", whole=whole, known=False)
+
     def disk_folder(self, context: SetupContext) -> Path | None:
         """Folder that the setup's tier on disk fills, the trial's alone: it is removed once the servers are gone."""
+        return None
+
+    def file_access(self, block_size: int) -> FileAccess | None:
+        """How the setup's tier on disk is read and written, for a roofline of the same; None: there is no such tier."""
         return None
 
     def shared_memory_bytes(self) -> int:
@@ -129,6 +177,14 @@ class SetupConfig(Strict):
         """Keys of the stack's ``native`` map whose extensions must be loaded in this setup's servers."""
         return ["engine"]
 
+    def links(self, tier: str, *, gpu: bool, log: str) -> tuple[str, ...]:
+        """Links of `probes.rooflines` that KV of a tier moves over, without direction; several: one of them.
+
+        ``log`` is the engine's: some say in it which way they take. Empty: nobody knows.
+        """
+        known = {"cpu": "pinned" if gpu else "host_memcpy", "nvme": "disk"}
+        return (known[tier],) if tier in known else ()
+
     def read(self, delta: Delta) -> Reading:
         """Tokens by source and bytes of one pass, from the servers' counters."""
         return engine_reading(delta, self.tier)
@@ -136,3 +192,7 @@ class SetupConfig(Strict):
     def store_activity(self, pages: Pages) -> Mapping[str, float] | None:
         """Counters that move while KV is being stored; the drain waits until they are flat. None: no such counter."""
         return engine_store_activity(pages) if self.tier not in (None, "gpu") else {}
+
+
+def _chunks(tokens: int | None, unit: int, spare: int = 0) -> int | None:
+    return None if tokens is None else max(tokens // unit - spare, 0)

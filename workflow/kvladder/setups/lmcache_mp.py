@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -11,11 +13,15 @@ from kvladder.counters.lmcache import mp_reading, mp_store_activity
 from kvladder.counters.reading import Delta, Pages, Reading
 from kvladder.serving.process import ProcessSpec, Readiness
 from kvladder.setups.base import HASH_SEED, SetupConfig, SetupContext
+from kvladder.stats.oracle import Tier
 
 GIB = 2**30
 
 _SEGMENT_PREFIX = "lmcache_l1_pool_"
 """What LMCache puts before the name that it is given."""
+
+_WATERMARK = 0.8
+"""Share of the pool at which LMCache begins to evict unless told otherwise (``EvictionConfig.trigger_watermark``)."""
 
 _LONGEST_NAME = 255
 """Of a file, and so of a POSIX shared memory segment."""
@@ -79,6 +85,12 @@ class LmcacheMp(SetupConfig):
     def granularity(self, block_size: int) -> int:
         """Chunks are what is looked up."""
         return self.chunk_tokens
+
+    def host_tier(self, block_size: int, capacity_tokens: Mapping[str, int], version: str | None) -> Tier:
+        """A thread of the server evicts a share of what is least recent from a watermark on, when it gets to it: nobody
+        outside knows what is lost then."""
+        tier = super().host_tier(block_size, capacity_tokens, version)
+        return replace(tier, sure=float(self.server_args.get("eviction-trigger-watermark", _WATERMARK)))
 
     def capacity_bytes(self) -> dict[str, int]:
         """The server's pool."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -12,6 +15,13 @@ from kvladder.counters.mooncake import store_activity, store_reading
 from kvladder.counters.reading import Delta, Pages, Reading
 from kvladder.serving.process import ProcessSpec, Readiness
 from kvladder.setups.base import HASH_SEED, SetupConfig, SetupContext
+from kvladder.stats.oracle import Tier
+
+_MEMCPY = re.compile(r"\bmemcpy (enabled|disabled)\b")
+_NOT_PINNED = "segment pinned memory is disabled"
+
+_WATERMARK = 0.95
+"""Share of the pool at which the master begins to evict (its ``eviction_high_watermark_ratio``)."""
 
 
 class MooncakeStore(SetupConfig):
@@ -64,6 +74,10 @@ class MooncakeStore(SetupConfig):
             )
         ]
 
+    def host_tier(self, block_size: int, capacity_tokens: Mapping[str, int], version: str | None) -> Tier:
+        """The master evicts from a watermark on, sparing what it has just leased: nobody outside knows which keys."""
+        return replace(super().host_tier(block_size, capacity_tokens, version), sure=_WATERMARK)
+
     def capacity_bytes(self) -> dict[str, int]:
         """The engine's segment of the pool."""
         return {"remote": self.segment_bytes}
@@ -71,6 +85,20 @@ class MooncakeStore(SetupConfig):
     def native_modules(self) -> list[str]:
         """The store's client is a compiled extension."""
         return ["engine", "mooncake"]
+
+    def links(self, tier: str, *, gpu: bool, log: str) -> tuple[str, ...]:
+        """A memory copy from the engine's own segment where the transfer engine says so; else its transport.
+
+        That segment isn't pinned unless configured, and both are in the transfer engine's log lines.
+        """
+        if tier != "remote":
+            return super().links(tier, gpu=gpu, log=log)
+        copied = "host_memcpy" if not gpu else "pageable" if _NOT_PINNED in log else "pinned"
+        network = ("tcp_loopback",) if self.protocol == "tcp" else ()
+        said = _MEMCPY.search(log)
+        if said is None:
+            return (*network, copied) if network else ()
+        return (copied,) if said[1] == "enabled" else network
 
     def read(self, delta: Delta) -> Reading:
         """The engine's counters, with bytes from the connector's operation counters."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -9,9 +11,14 @@ from pydantic import Field
 
 from kvladder.config.base import Bytes, Strict
 from kvladder.config.traffic import PassName
-from kvladder.setups.base import TIER_FOLDER, Reset, SetupConfig, SetupContext
+from kvladder.counters.reading import Delta, Reading, engine_reading
+from kvladder.setups.base import TIER_FOLDER, FileAccess, Reset, SetupConfig, SetupContext
+from kvladder.stats.oracle import Hierarchy, Tier
 
 HOST_COPIER_MODULE = "kvladder_engine_plugin.host_copier"
+
+ORDER_KNOWN_IN = "0.32."
+"""vLLM versions whose eviction order was read in the source and checked against a run."""
 
 
 class FileTier(Strict):
@@ -79,6 +86,13 @@ class Native(SetupConfig):
             return None
         return Path(self.files.path) / context.namespace if self.files.path else context.folder / TIER_FOLDER
 
+    def file_access(self, block_size: int) -> FileAccess | None:
+        """One file a chunk; either kind of thread also takes the other's work."""
+        if self.files is None:
+            return None
+        threads = self.files.read_threads + self.files.write_threads
+        return FileAccess(self.files.path, self.granularity(block_size), threads)
+
     def reset_before(self, name: PassName) -> Reset | None:
         """Host memory, where the first hit is to come from disk."""
         return "host" if self.hit_tier(name) == "nvme" else None
@@ -96,9 +110,26 @@ class Native(SetupConfig):
         """The host tier; the disk is as large as its free space."""
         return {"cpu": self.cpu_bytes}
 
+    def hierarchy(self, block_size: int, capacity_tokens: Mapping[str, int], version: str | None) -> Hierarchy:
+        """Files, where there are any, lie below host memory."""
+        tiers = super().hierarchy(block_size, capacity_tokens, version)
+        return replace(tiers, below="nvme") if self.files is not None else tiers
+
+    def host_tier(self, block_size: int, capacity_tokens: Mapping[str, int], version: str | None) -> Tier:
+        """Policy and order of vLLM 0.32; before that, finished copies are noted in the order of a set, which nobody
+        knows."""
+        tier = super().host_tier(block_size, capacity_tokens, version)
+        known = (version or "").startswith(ORDER_KNOWN_IN)
+        return replace(tier, policy=self.eviction, order="tail-first" if known else "any", known=known)
+
     def shared_memory_bytes(self) -> int:
         """The host tier is one file there, mapped by scheduler and workers."""
         return self.cpu_bytes if self._tiering else 0
+
+    def read(self, delta: Delta) -> Reading:
+        """The engine's counters. Only from vLLM 0.32 on they tell host memory from disk; before, with both, nobody
+        knows which of them a hit came from."""
+        return engine_reading(delta, self.tier if self.files is None else None)
 
     @property
     def ours_in_path(self) -> str | None:

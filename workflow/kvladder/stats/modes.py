@@ -9,8 +9,8 @@ from statistics import median
 
 from kvladder.stats.samples import clean
 
-_WIDER = {4: 12.0, 5: 6.8, 6: 4.7, 7: 3.6, 8: 2.7, 9: 2.4, 10: 2.0, 11: 1.8}
-_WIDER_FROM_12 = 1.5
+_WIDER = {4: 12.8, 5: 7.0, 6: 4.6, 7: 3.7, 8: 3.0, 9: 2.7, 10: 2.4, 11: 2.2, 12: 2.0, 13: 1.9, 14: 1.8, 15: 1.7}
+_WIDER_FROM_16 = 1.6
 _LEAST_STEP = 0.05
 
 
@@ -29,9 +29,10 @@ def two_modes(values: Iterable[float | None]) -> Modes | None:
 
     The sample is cut at the widest gap that leaves two values on either side, on the logarithm where all values are
     positive. It has two modes if that gap is at least f(n) times the width of the wider part, and at least 5 % of the
-    lower value. f is the 99th percentile of that quotient for uniform samples, the worst of uniform, normal,
-    log-normal, exponential and t(2), so a sample with one mode is called two in 1 % of cases at most. Below four values
-    nothing can be said; at four or five only far-apart modes are found.
+    lower value. f is the 99th percentile of that quotient for samples with one mode, the highest of uniform (up to six
+    values), exponential (from seven on), normal and t(2), so that one mode is called two in 1 % of cases or fewer;
+    `kvladder.stats.calibrate` measures it. Below four values nothing can be said; at four or five only far-apart modes
+    are found. A mode that a single trial drew is never one.
     """
     data = sorted(clean(values).values)
     if len(data) < min(_WIDER):
@@ -44,7 +45,7 @@ def two_modes(values: Iterable[float | None]) -> Modes | None:
         quotient = math.inf if width == 0 and gap > 0 else gap / width if width else 0.0
         if quotient > best:
             best, cut = quotient, place
-    if cut is None or best < _WIDER.get(len(data), _WIDER_FROM_12):
+    if cut is None or best < _WIDER.get(len(data), _WIDER_FROM_16):
         return None
     if data[cut] - data[cut - 1] < _LEAST_STEP * abs(data[cut - 1]):
         return None

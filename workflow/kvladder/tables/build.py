@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import polars as pl
 
 from kvladder.config.base import TIERS
 from kvladder.config.records import PassRecord, WindowTokens
-from kvladder.stats.intervals import Interval
+from kvladder.stats.detectable import detectable
 from kvladder.stats.modes import two_modes
-from kvladder.stats.paired import PairedRatio, paired_ratio, within_noise
-from kvladder.stats.samples import clean, median, quantile
+from kvladder.stats.paired import NoiseFloor, PairedRatio, noise_floor, paired_ratio, within_noise
+from kvladder.stats.samples import clean, median
+from kvladder.tables.break_even import break_even_rows
 from kvladder.tables.context import context
-from kvladder.tables.model import LEVEL, SCHEMAS, Tables, frame, save
+from kvladder.tables.limits import limits, rooflines
+from kvladder.tables.model import CELL, Tables, frame, save, scan_requests
+from kvladder.tables.oracle import oracle_rows
 from kvladder.tables.parity import parity
-from kvladder.tables.raw import RawTrial, UnreadableRequestsError, canonical, failed_with, read_requests, read_trial
+from kvladder.tables.raw import RawTrial, canonical, read_trial
+from kvladder.tables.requests import RequestStore
+from kvladder.tables.right_kv import right_kv_rows
 
 _S = 1_000_000_000
 
@@ -28,12 +35,13 @@ Row = dict[str, Any]
 _PASS_METRICS = {
     "wall_s": ("s", "wall_s"),
     "output_tokens_per_s": ("tokens/s", "output_tokens_per_s"),
+    "prompt_tokens_per_s": ("tokens/s", "prompt_tokens_per_s"),
     "load_gb_per_s": ("GB/s", "load_gb_per_s"),
     "store_gb_per_s": ("GB/s", "store_gb_per_s"),
     "durable_s": ("s", "durable_s"),
 }
-# Metrics that are the median over the requests of all of a pass's rounds.
-_REQUEST_METRICS = ("ttft_s", "tpot_s", "e2e_s")
+# Metric → the column of `requests` whose median over the requests of all of a pass's rounds is a trial's value.
+_REQUEST_METRICS = {"ttft_s": "ttft_s", "itl_s": "itl_median_s", "tpot_s": "tpot_s", "e2e_s": "e2e_s"}
 
 
 def find_trials(root: Path) -> list[Path]:
@@ -50,43 +58,67 @@ def build(folders: Sequence[Path], out: Path, *, baseline: str) -> Tables:
     read = [read_trial(folder) for folder in folders]
     read.sort(key=lambda trial: (trial.setup, trial.suite, trial.repeat, trial.run))
     _one_run_each(read)
-    raw, requests = _requests(read)
-    controls = _controls(raw, baseline)
+    out.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".requests-", dir=out) as scratch:
+        requests = RequestStore(Path(scratch))
+        raw = requests.add(read)
+        tables = _tables(raw, requests, baseline)
+        save(tables, out)
+    return replace(tables, requests=scan_requests(out))
+
+
+def _tables(raw: Sequence[RawTrial], requests: RequestStore, baseline: str) -> Tables:
+    twins = _twins(raw)
+    controls = twins.get(baseline, set())
     valid = [trial for trial in raw if trial.status == "valid"]
-    passes, requests = _by_level(frame("passes", _passes(valid, requests)), requests)
-    metrics = frame("metrics", _metrics(valid, passes, requests))
-    tables = Tables(
+    passes, cells = _by_cell(frame("passes", _passes(valid, requests)))
+    metrics = frame("metrics", _metrics(valid, passes, cells, requests))
+    summary = frame("summary", _summary(metrics, valid, baseline, twins))
+    tiered = {trial.setup for trial in valid if trial.record is not None and trial.record.expected.get("tier")}
+    return Tables(
         trials=frame("trials", (_trial(trial, controls) for trial in raw)),
         passes=passes,
-        requests=requests,
+        requests=requests.table(cells),
         metrics=metrics,
-        summary=frame("summary", _summary(metrics, valid, baseline, controls)),
+        summary=summary,
+        break_even=frame("break_even", break_even_rows(metrics, summary, passes, tiered, baseline)),
         gates=frame("gates", _gates(raw)),
+        right_kv=frame("right_kv", right_kv_rows(raw)),
+        oracle=frame("oracle", oracle_rows(raw, passes)),
         parity=frame("parity", parity(raw, passes)),
-        context=context(raw, baseline, controls),
+        limits=frame("limits", limits(raw, passes)),
+        rooflines=frame("rooflines", rooflines(raw)),
+        context=context(raw, baseline, twins),
     )
-    save(tables, out)
-    return tables
 
 
-def _by_level(passes: pl.DataFrame, requests: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """A workload sent at several levels of concurrency counts as one workload a level: ``name @ level``.
+def _by_cell(passes: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame | None]:
+    """A workload sent with several numbers of requests in flight or several prompt lengths counts as one workload a
+    cell: ``name @ 4``, ``name @ 8200 tokens``, ``name @ 4 × 8200 tokens``. Returns passes by these names, and each
+    pass's, or None where all keep theirs.
 
-    Its levels are different measurements: pooled, their medians and wall times would be numbers that nobody measured.
+    Its cells are different measurements: pooled, their medians and wall times would be numbers that nobody measured.
+    Lengths tell cells apart only where each pass has a single one; a pass of mixed lengths is one measurement.
     """
-    cell = ["suite", "workload"]
-    many = passes.group_by(cell).agg(levels=pl.col("concurrency").n_unique()).filter(pl.col("levels") > 1).select(cell)
-    if not many.height:
-        return passes, requests
-    named = pl.format("{}" + LEVEL + "{}", "workload", "concurrency")
+    workload = ["suite", "workload"]
+    spread = passes.group_by(workload).agg(
+        levels=pl.col("concurrency").n_unique() > 1,
+        lengths=(pl.col("prompt_length").n_unique() > 1) & (pl.col("prompt_length").null_count() == 0),
+    )
+    spread = spread.filter(pl.col("levels") | pl.col("lengths"))
+    if not spread.height:
+        return passes, None
+    named = (
+        pl.when(pl.col("levels") & pl.col("lengths"))
+        .then(pl.format("{}" + CELL + "{} × {} tokens", "workload", "concurrency", "prompt_length"))
+        .when("levels")
+        .then(pl.format("{}" + CELL + "{}", "workload", "concurrency"))
+        .otherwise(pl.format("{}" + CELL + "{} tokens", "workload", "prompt_length"))
+    )
     of_pass = ["setup", "suite", "repeat", "workload", "round"]
-    names = passes.join(many, on=cell, how="semi").select(*of_pass, named=named)
-
-    def renamed(data: pl.DataFrame) -> pl.DataFrame:
-        joined = data.join(names, on=of_pass, how="left", maintain_order="left")
-        return joined.with_columns(workload=pl.coalesce("named", "workload")).drop("named")
-
-    return renamed(passes), renamed(requests)
+    names = passes.join(spread, on=workload).select(*of_pass, named=named)
+    joined = passes.join(names, on=of_pass, how="left", maintain_order="left")
+    return joined.with_columns(workload=pl.coalesce("named", "workload")).drop("named"), names
 
 
 def _one_run_each(raw: Iterable[RawTrial]) -> None:
@@ -100,28 +132,14 @@ def _one_run_each(raw: Iterable[RawTrial]) -> None:
             )
 
 
-def _requests(read: Sequence[RawTrial]) -> tuple[list[RawTrial], pl.DataFrame]:
-    """All trials, those whose requests can't be read as failed, and the requests of the valid ones."""
-    raw, parts = [], [pl.DataFrame(schema=SCHEMAS["requests"])]
-    for trial in read:
-        if trial.status == "valid":
-            try:
-                parts.append(read_requests(trial))
-            except UnreadableRequestsError as error:
-                raw.append(failed_with(trial, str(error)))
-                continue
-        raw.append(trial)
-    order = ["setup", "suite", "repeat", "workload", "round", "index"]
-    return raw, pl.concat(parts).sort(order, maintain_order=True)
-
-
-def _controls(raw: Iterable[RawTrial], baseline: str) -> set[str]:
-    """Setups that are configured as the baseline is: its A/A controls."""
+def _twins(raw: Iterable[RawTrial]) -> dict[str, set[str]]:
+    """By setup the others that are configured as it is. Those of the baseline are its A/A controls, and a noisy setup
+    that is there twice is a control of itself."""
     made: defaultdict[str, set[str]] = defaultdict(set)
     for trial in raw:
         if trial.record is not None:
             made[trial.setup].add(canonical({**trial.record.config.get("setup", {}), "title": None}))
-    return {setup for setup, forms in made.items() if setup != baseline and forms == made.get(baseline)}
+    return {setup: {other for other in made if other != setup and made[other] == made[setup]} for setup in made}
 
 
 def _trial(trial: RawTrial, controls: set[str]) -> Row:
@@ -150,25 +168,24 @@ def _trial(trial: RawTrial, controls: set[str]) -> Row:
     }
 
 
-def _passes(valid: Iterable[RawTrial], requests: pl.DataFrame) -> Iterable[Row]:
-    by_pass = requests.partition_by("setup", "suite", "repeat", "workload", "round", as_dict=True)
+def _passes(valid: Iterable[RawTrial], requests: RequestStore) -> Iterable[Row]:
+    by_pass = requests.by_pass()
     for trial in valid:
         assert trial.record is not None and trial.verdict is not None  # noqa: S101 (what makes a trial valid)
         windows = {(window.workload, window.round): window for window in trial.verdict.windows}
-        for part in sorted(trial.record.passes, key=lambda item: (item.workload, item.round)):
-            rows = by_pass.get((trial.setup, trial.suite, trial.repeat, part.workload, part.round))
+        for part in sorted(trial.record.timed, key=lambda item: (item.workload, item.round)):
+            sent = by_pass.get((trial.setup, trial.suite, trial.repeat, part.workload, part.round))
             window = windows.get((part.workload, part.round))
-            yield {**trial.key, **_timing(part, rows), **_traffic(window)}
+            yield {**trial.key, **_timing(part, sent), **_traffic(window)}
 
 
-def _timing(part: PassRecord, requests: pl.DataFrame | None) -> Row:
+def _timing(part: PassRecord, sent: Row | None) -> Row:
+    """``sent`` is what the pass's requests say; None: there is none of them."""
     wall = (part.end_ns - part.start_ns) / _S
-    finished = None if requests is None else requests.filter(pl.col("status") == "ok")
-    ttft = [] if finished is None else finished["ttft_s"].drop_nulls().to_list()
-    output = (
-        None if finished is None or finished["output_tokens"].null_count() else int(finished["output_tokens"].sum())
-    )
+    measured = {"ttft_n": 0} if sent is None else dict(sent)
+    prompt_tokens = measured.pop("prompt_tokens_sent", None)
     return {
+        **measured,
         "workload": part.workload,
         "pass": part.name,
         "round": part.round,
@@ -176,15 +193,8 @@ def _timing(part: PassRecord, requests: pl.DataFrame | None) -> Row:
         "requests": part.requests,
         "failed": part.failed,
         "wall_s": wall,
-        "ttft_n": len(ttft),
-        "ttft_median_s": median(ttft),
-        "ttft_min_s": min(ttft, default=None),
-        "ttft_max_s": max(ttft, default=None),
-        "ttft_mean_s": sum(ttft) / len(ttft) if ttft else None,
-        "ttft_p90_s": quantile(ttft, 0.90),
-        "ttft_p99_s": quantile(ttft, 0.99),
-        "output_tokens": output,
-        "output_tokens_per_s": _rate(output, wall),
+        "output_tokens_per_s": _rate(measured.get("output_tokens"), wall),
+        "prompt_tokens_per_s": _rate(prompt_tokens, wall),
         "durable_s": _seconds(part.durable_ns),
         "drained": part.drained,
         "in_flight_held": _held(part),
@@ -228,15 +238,16 @@ def _rate(amount: float | None, time: float | None) -> float | None:
     return None if amount is None or not time or not amount else amount / time
 
 
-def _metrics(valid: Iterable[RawTrial], passes: pl.DataFrame, requests: pl.DataFrame) -> Iterable[Row]:
-    ok = requests.filter(pl.col("status") == "ok")
+def _metrics(
+    valid: Iterable[RawTrial], passes: pl.DataFrame, names: pl.DataFrame | None, requests: RequestStore
+) -> Iterable[Row]:
     group = ["setup", "suite", "repeat", "workload", "pass"]
-    per_request = ok.group_by(group).agg(pl.col(name).median() for name in _REQUEST_METRICS)
     per_pass = passes.group_by(group).agg(pl.col(column).median() for _, column in _PASS_METRICS.values())
     values = {tuple(row[key] for key in group): row for row in per_pass.iter_rows(named=True)}
-    for row in per_request.iter_rows(named=True):
-        values.setdefault(tuple(row[key] for key in group), {}).update(row)
+    for key, medians in requests.medians(_REQUEST_METRICS, names):
+        values.setdefault(key, {}).update(medians)
     trials = {(trial.setup, trial.suite, trial.repeat): trial for trial in valid}
+    cells = _cells(passes)
     units = dict.fromkeys(_REQUEST_METRICS, "s") | {name: unit for name, (unit, _) in _PASS_METRICS.items()}
     for key in sorted(values):
         trial = trials[key[:3]]
@@ -246,6 +257,7 @@ def _metrics(valid: Iterable[RawTrial], passes: pl.DataFrame, requests: pl.DataF
                 **trial.key,
                 "host_id": trial.record.host.host_id,
                 "workload": key[3],
+                **cells[key[1], key[3]],
                 "pass": key[4],
                 "metric": metric,
                 "unit": unit,
@@ -253,11 +265,21 @@ def _metrics(valid: Iterable[RawTrial], passes: pl.DataFrame, requests: pl.DataF
             }
 
 
+def _cells(data: pl.DataFrame) -> dict[tuple[str, str], Row]:
+    """Requests in flight and prompt length of each (suite, workload); None where its passes have several."""
+    columns = ("concurrency", "prompt_length")
+    one = [pl.when(pl.col(name).n_unique() == 1).then(pl.col(name).first()).alias(name) for name in columns]
+    rows = data.group_by("suite", "workload").agg(one).iter_rows(named=True)
+    return {(row["suite"], row["workload"]): {name: row[name] for name in columns} for row in rows}
+
+
 Cell = tuple[str, str, str, str]
 """Suite, workload, pass, metric."""
 
 
-def _summary(metrics: pl.DataFrame, valid: Sequence[RawTrial], baseline: str, controls: set[str]) -> Iterable[Row]:
+def _summary(
+    metrics: pl.DataFrame, valid: Sequence[RawTrial], baseline: str, twins: Mapping[str, set[str]]
+) -> Iterable[Row]:
     cells: defaultdict[tuple[str, Cell], dict[tuple[int, str], float | None]] = defaultdict(dict)
     units: dict[str, str] = {}
     for row in metrics.iter_rows(named=True):
@@ -265,7 +287,7 @@ def _summary(metrics: pl.DataFrame, valid: Sequence[RawTrial], baseline: str, co
         # Trials of two hosts are never one block.
         cells[row["setup"], cell][row["repeat"], row["host_id"]] = row["value"]
         units[row["metric"]] = row["unit"]
-    floors = {cell: _floor(cells, cell, baseline, controls) for _, cell in cells}
+    sent = _cells(metrics)
     for (setup, cell), values in sorted(cells.items()):
         sample = clean(values.values())
         if not sample.values:
@@ -275,6 +297,7 @@ def _summary(metrics: pl.DataFrame, valid: Sequence[RawTrial], baseline: str, co
         yield {
             "setup": setup,
             **dict(zip(("suite", "workload", "pass", "metric"), cell, strict=True)),
+            **sent[cell[:2]],
             "unit": units[cell[3]],
             "n": len(sample.values),
             "excluded": sample.excluded,
@@ -282,7 +305,7 @@ def _summary(metrics: pl.DataFrame, valid: Sequence[RawTrial], baseline: str, co
             "min": min(sample.values),
             "max": max(sample.values),
             **({} if modes is None else _modes(modes.low, modes.high, modes.n_low, modes.n_high)),
-            **_compared(ratio, floors[cell]),
+            **_compared(ratio, _floor(cells, cell, setup, baseline, twins)),
         }
 
 
@@ -293,23 +316,19 @@ def _modes(low: float, high: float, n_low: int, n_high: int) -> Row:
 def _floor(
     cells: Mapping[tuple[str, Cell], dict[tuple[int, str], float | None]],
     cell: Cell,
+    setup: str,
     baseline: str,
-    controls: set[str],
-) -> Interval | None:
-    """Interval of control ÷ baseline; of several controls the one that reaches furthest from 1."""
-    base = cells.get((baseline, cell), {})
-    found = [
-        paired_ratio(cells[control, cell], base).interval for control in sorted(controls) if (control, cell) in cells
-    ]
-    known = [
-        (max(abs(each.low - 1), abs(each.high - 1)), each)
-        for each in found
-        if each.low is not None and each.high is not None
-    ]
-    return max(known, key=lambda item: item[0])[1] if known else None
+    twins: Mapping[str, set[str]],
+) -> NoiseFloor | None:
+    """What control ÷ baseline spans, and setup ÷ the same setup a second time where there is one."""
+    controls = twins.get(baseline, set())
+    pairs = [(control, baseline) for control in controls]
+    if setup != baseline and setup not in controls:
+        pairs += [(setup, twin) for twin in twins.get(setup, ())]
+    return noise_floor(paired_ratio(cells.get((a, cell), {}), cells.get((b, cell), {})).interval for a, b in pairs)
 
 
-def _compared(ratio: PairedRatio | None, floor: Interval | None) -> Row:
+def _compared(ratio: PairedRatio | None, floor: NoiseFloor | None) -> Row:
     noise = {} if floor is None else {"noise_low": floor.low, "noise_high": floor.high}
     if ratio is None:
         return noise
@@ -321,8 +340,9 @@ def _compared(ratio: PairedRatio | None, floor: Interval | None) -> Row:
         "ratio_low": interval.low,
         "ratio_high": interval.high,
         "interval": interval.kind,
-        "difference": ratio.difference,
+        "difference": ratio.difference(floor),
         "within_noise": within_noise(interval, floor),
+        "mde": detectable(ratio, floor),
     }
 
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvladder.tables.raw import RawTrial, canonical
 
 
-def context(raw: Sequence[RawTrial], baseline: str, controls: Iterable[str]) -> dict[str, Any]:
+def context(raw: Sequence[RawTrial], baseline: str, twins: Mapping[str, set[str]]) -> dict[str, Any]:
     """JSON for ``context.json``. Each distinct host, stack and harness is there once; a setup shows its first trial,
-    a valid one where there is one."""
+    a valid one where there is one. `twins` names, by setup, the others configured as it is: ``controls`` are the
+    baseline's, ``repeated`` the groups of other setups that are there more than once."""
     recorded = [trial for trial in raw if trial.record is not None]
     shown: dict[str, RawTrial] = {}
     for trial in sorted(recorded, key=lambda item: (item.status != "valid", item.suite, item.repeat)):
         shown.setdefault(trial.setup, trial)
     records = [trial.record for trial in recorded if trial.record is not None]
-    ran = dict.fromkeys((record.suite, part.workload) for record in records for part in record.passes)
+    groups = {frozenset({setup, *others}) for setup, others in twins.items() if others}
+    ran = dict.fromkeys((record.suite, part.workload) for record in records for part in record.timed)
     return {
         "schema": 1,
         "experiment": records[0].experiment if records else None,
         "baseline": baseline,
-        "controls": sorted(controls),
+        "controls": sorted(twins.get(baseline, ())),
+        "repeated": sorted(sorted(group) for group in groups if baseline not in group),
         "first_started_at": min((record.started_at for record in records), default=None),
         "last_started_at": max((record.started_at for record in records), default=None),
         "workloads": [list(pair) for pair in ran],

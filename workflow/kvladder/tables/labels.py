@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import polars as pl
 
-from kvladder.tables.model import LEVEL, Tables
+from kvladder.tables.model import CELL, Tables
 
 
 def short_labels(names: Sequence[str], width: int = 22) -> dict[str, str]:
@@ -62,14 +63,20 @@ def setup_order(tables: Tables) -> list[str]:
     return sorted(about, key=rank)
 
 
+def single_workloads(tables: Tables, data: pl.DataFrame) -> list[tuple[str, str]]:
+    """`workload_order` without the cells of sweeps, which are shown together and not one by one."""
+    return [pair for pair in workload_order(tables, data) if CELL not in pair[1]]
+
+
 def workload_order(tables: Tables, data: pl.DataFrame) -> list[tuple[str, str]]:
-    """(suite, workload) of the rows of `data`, in the order in which trials run them."""
+    """(suite, workload) of the rows of `data`, in the order in which trials run them; cells of one by their numbers."""
     here = set(data.select("suite", "workload").unique().iter_rows())
     known = {(suite, workload): place for place, (suite, workload) in enumerate(tables.context.get("workloads", []))}
 
-    def place(pair: tuple[str, str]) -> tuple[int, str, str, int]:
+    def place(pair: tuple[str, str]) -> tuple[int, str, str, list[int]]:
         suite, workload = pair
-        name, _, level = workload.partition(LEVEL)
-        return known.get((suite, name), len(known)), suite, name, int(level) if level.isdigit() else 0
+        name, _, cell = workload.partition(CELL)
+        numbers = [int(number) for number in re.findall(r"\d+", cell)]
+        return known.get((suite, name), len(known)), suite, name, numbers
 
     return sorted(here, key=place)

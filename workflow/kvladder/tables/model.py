@@ -17,10 +17,19 @@ from kvladder.config.base import TIERS
 
 PASSES = ("cold", "first-hit", "warm")
 
+CACHES = ("gpu", "cpu", "nvme", "remote")
+"""Tiers that a token can be hit in."""
+
 _TRIAL: dict[str, Any] = {"setup": pl.String, "suite": pl.String, "repeat": pl.Int64, "run": pl.String}
 
-LEVEL = " @ "
-"""Between a workload's name and a level of concurrency, where it was sent at several."""
+CELL = " @ "
+"""Between a workload's name and a cell of it (``4``, ``8200 tokens``, ``4 × 8200 tokens``), where it was sent in
+several: with different numbers of requests in flight, or prompts of different lengths."""
+
+_CELL: dict[str, Any] = {
+    "concurrency": pl.Int64,  # requests in flight that were asked for: the batch of a grid
+    "prompt_length": pl.Int64,  # tokens of each prompt; null: prompts of several lengths
+}
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     # One row a trial, whatever became of it.
@@ -52,7 +61,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "workload": pl.String,
         "pass": pl.String,
         "round": pl.Int64,
-        "concurrency": pl.Int64,
+        **_CELL,
         "requests": pl.Int64,
         "failed": pl.Int64,
         "wall_s": pl.Float64,
@@ -65,6 +74,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "ttft_p99_s": pl.Float64,  # null below 500 requests
         "output_tokens": pl.Int64,
         "output_tokens_per_s": pl.Float64,  # over the pass's wall time
+        "prompt_tokens_per_s": pl.Float64,  # tokens sent, computed or loaded, over the pass's wall time
         "prompt_tokens": pl.Int64,  # as the engine counted
         **{f"tokens_{tier}": pl.Int64 for tier in TIERS},
         "stored_bytes": pl.Int64,
@@ -107,6 +117,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         **_TRIAL,
         "host_id": pl.String,
         "workload": pl.String,
+        **_CELL,
         "pass": pl.String,
         "metric": pl.String,
         "unit": pl.String,
@@ -117,6 +128,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "setup": pl.String,
         "suite": pl.String,
         "workload": pl.String,
+        **_CELL,
         "pass": pl.String,
         "metric": pl.String,
         "unit": pl.String,
@@ -136,9 +148,26 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "ratio_high": pl.Float64,
         "interval": pl.String,  # 95 % | range | not enough data
         "difference": pl.String,  # lower | higher | no difference seen | not enough data
-        "noise_low": pl.Float64,  # control ÷ baseline
+        "noise_low": pl.Float64,  # ratios of equal setups: control ÷ baseline, this one ÷ itself a second time; and 1
         "noise_high": pl.Float64,
         "within_noise": pl.Boolean,
+        "mde": pl.Float64,  # relative difference that 4 of 5 such experiments see (0.05: 5 %); null for a range
+    },
+    # One row a setup with a tier × sweep over prompt lengths × pass that hits: one request in flight, TTFT.
+    "break_even": {
+        "setup": pl.String,
+        "suite": pl.String,
+        "workload": pl.String,
+        "pass": pl.String,  # first-hit | warm
+        "answer": pl.String,  # already at the shortest | from `tokens` on | up to `tokens` | never
+        "tokens": pl.Float64,  # prompt length, interpolated; null for already and never
+        "tokens_low": pl.Float64,  # smallest and largest of single blocks; null unless all agree on the answer
+        "tokens_high": pl.Float64,
+        "shortest": pl.Int64,  # lengths measured
+        "longest": pl.Int64,
+        "crossings": pl.Int64,  # above 1: `tokens` is the last of them
+        "blocks": pl.Int64,
+        "hits_to_pay": pl.Float64,  # at the longest length: hits that pay for a dearer first request; inf: never
     },
     # One row a gate of a judged trial.
     "gates": {
@@ -152,6 +181,39 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "seen": pl.String,
         "source": pl.String,
     },
+    # One row a judged trial × hit pass of right-kv. Deviations: log probability (nats), largest over the top tokens.
+    "right_kv": {
+        **_TRIAL,
+        "pass": pl.String,  # first-hit | warm
+        "prompts": pl.Int64,
+        "median": pl.Float64,  # deviation from the same prompt's cold pass, over prompts
+        "max": pl.Float64,
+        "limit": pl.Float64,  # null: no prefix-cache in the block to measure against
+        "beyond": pl.Int64,  # prompts beyond the limit
+        "flipped": pl.Int64,  # prompts whose most probable token is another one
+        "equal_to_control": pl.Int64,  # prompts answered as prefix-cache's hit of them, to the bit
+        "verdict": pl.String,  # right | wrong | not checked
+    },
+    # One row a pass of a judged trial whose setup has a tier: tokens that the hit oracle predicts, and measured ones.
+    "oracle": {
+        **_TRIAL,
+        "status": pl.String,
+        "workload": pl.String,
+        "pass": pl.String,
+        "round": pl.Int64,
+        "prompt_tokens": pl.Int64,  # of requests that came through
+        "working_set_tokens": pl.Int64,  # in different blocks that the pass asks for
+        **{f"capacity_{tier}_tokens": pl.Int64 for tier in CACHES},  # null: no such tier, or no limit
+        **{f"predicted_{tier}": pl.Int64 for tier in CACHES},
+        **{f"measured_{tier}": pl.Int64 for tier in (*CACHES, "unknown")},
+        "predicted_hits": pl.Int64,
+        "measured_hits": pl.Int64,
+        "ceiling": pl.Float64,  # share of the prompt tokens that tiers without limits would give, 0–1
+        "evicts": pl.Boolean,  # the tiers are too small for what an infinite cache would give
+        "exact": pl.Boolean,  # one answer is possible; else some tokens either way
+        "agrees": pl.Boolean,
+        "note": pl.String,
+    },
     # One row a setup × property that must be equal for a fair comparison, or known.
     "parity": {
         "setup": pl.String,
@@ -161,20 +223,58 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "measured": pl.String,
         "agrees": pl.Boolean,
     },
+    # One row a setup × workload × pass × direction × basis: how fast KV moved, against what its link can do.
+    "limits": {
+        "setup": pl.String,
+        "suite": pl.String,
+        "workload": pl.String,
+        "pass": pl.String,
+        "direction": pl.String,  # load | store
+        "basis": pl.String,  # engine: its bytes ÷ its own time | ttft: bytes ÷ time to the first tokens, a lower bound
+        "link": pl.String,  # name of the roofline; null: it isn't known what KV moved over
+        "n": pl.Int64,  # valid trials; where a rate is refused, the trials that claimed it
+        "gb_per_s": pl.Float64,  # median over trials of the median over a pass's rounds; null where refused
+        "min_gb_per_s": pl.Float64,
+        "max_gb_per_s": pl.Float64,
+        "ceiling_gb_per_s": pl.Float64,  # the fastest measurement of the link
+        "percent": pl.Float64,  # of the ceiling, at most 100; median over trials
+        "note": pl.String,  # why there is no roofline, why it decides nothing, or why a rate isn't shown
+    },
+    # One row a measurement of a link of a host.
+    "rooflines": {
+        "host_id": pl.String,  # null: an old file that doesn't say
+        "measured_at": pl.String,
+        "link": pl.String,
+        "bytes": pl.Int64,
+        "threads": pl.Int64,
+        "chunk": pl.Int64,  # bytes of one file, of a disk
+        "repeats": pl.Int64,
+        "median_gb_per_s": pl.Float64,
+        "min_gb_per_s": pl.Float64,
+        "max_gb_per_s": pl.Float64,
+    },
 }
 
 
 @dataclass(frozen=True)
 class Tables:
-    """All tables, plus ``context``: hosts, stacks, harness and, by setup, servers and effective configuration."""
+    """All tables, plus ``context``: hosts, stacks, harness and, by setup, servers and effective configuration.
+
+    ``requests`` may have more rows than fit in memory: whoever reads it takes the columns and rows that it needs.
+    """
 
     trials: pl.DataFrame
     passes: pl.DataFrame
-    requests: pl.DataFrame
+    requests: pl.LazyFrame
     metrics: pl.DataFrame
     summary: pl.DataFrame
+    break_even: pl.DataFrame
     gates: pl.DataFrame
+    right_kv: pl.DataFrame
+    oracle: pl.DataFrame
     parity: pl.DataFrame
+    limits: pl.DataFrame
+    rooflines: pl.DataFrame
     context: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -209,8 +309,19 @@ def frame(name: str, rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
 
 def load(folder: Path) -> Tables:
     """Read what `build` wrote. Raises OSError where a table is missing."""
-    frames = {name: pl.read_parquet(folder / f"{name}.parquet") for name in SCHEMAS}
-    return Tables(**frames, context=json.loads((folder / "context.json").read_text(encoding="utf-8")))
+    frames = {name: pl.read_parquet(folder / f"{name}.parquet") for name in SCHEMAS if name != "requests"}
+    return Tables(
+        **frames,
+        requests=scan_requests(folder),
+        context=json.loads((folder / "context.json").read_text(encoding="utf-8")),
+    )
+
+
+def scan_requests(folder: Path) -> pl.LazyFrame:
+    """The table ``requests`` that `save` wrote, unread. Raises OSError where it is missing."""
+    table = pl.scan_parquet(folder / "requests.parquet")
+    table.collect_schema()
+    return table
 
 
 _FORMULA = r"^[=+\-@\t\r]"
@@ -223,17 +334,18 @@ def save(tables: Tables, folder: Path) -> None:
     begin with an apostrophe. Numbers are left alone.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name in SCHEMAS:
-        table: pl.DataFrame = getattr(tables, name)
-        table.write_parquet(folder / f"{name}.parquet")
-        texts = [column for column, kind in table.schema.items() if kind == pl.String]
-        shown = table.with_columns(
+    for name, schema in SCHEMAS.items():
+        path = folder / f"{name}.parquet"
+        table: pl.DataFrame | pl.LazyFrame = getattr(tables, name)
+        table.lazy().sink_parquet(path)
+        texts = [column for column, kind in schema.items() if kind == pl.String]
+        shown = pl.scan_parquet(path).with_columns(
             pl.when(pl.col(column).str.contains(_FORMULA))
             .then("'" + pl.col(column))
             .otherwise(pl.col(column))
             .alias(column)
             for column in texts
         )
-        shown.write_csv(folder / f"{name}.csv")
+        shown.sink_csv(folder / f"{name}.csv")
     text = json.dumps(tables.context, indent=1, sort_keys=True, ensure_ascii=False)
     (folder / "context.json").write_text(text + "\n", encoding="utf-8")

@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from kvladder.tables.model import CELL
 from kvladder.tables.raw import RawTrial
 from kvladder.trial.engine import cores
 
@@ -101,23 +102,41 @@ def _asked_pool(engine: dict[str, Any], per_token: int | None, block: int | None
 
 
 def _hits(expected: dict[str, Any], passes: pl.DataFrame) -> Iterable[Row]:
-    """Hit tokens of a repeated prompt: floor((L-1)/g)·g asked, the mean over a pass's prompts measured."""
-    unit = expected.get("granularity")
+    """Hit tokens of a repeated prompt: floor((L-1)/g)·g asked, the mean over a pass's prompts measured.
+
+    A sweep has one row: the sum over its cells, of one prompt each.
+    """
     first_hits = passes.filter(pl.col("pass") == "first-hit")
+    found: dict[str, list[tuple[int | None, int | None]]] = {}
     for (workload,), rows in sorted(first_hits.partition_by("workload", as_dict=True).items()):
-        lengths, measured = set(), []
-        for row in rows.iter_rows(named=True):
-            lengths.add((row["prompt_tokens"] or 0) / row["requests"])
-            hits = [row[f"tokens_{tier}"] for tier in _HIT_TIERS]
-            if any(value is not None for value in hits) and row["requests"]:
-                measured.append(sum(value or 0 for value in hits) / row["requests"])
-        asked = None
-        if expected.get("tier") is None:
-            asked = 0
-        elif unit and len(lengths) == 1 and (length := lengths.pop()) > 0 and length.is_integer():
-            asked = (int(length) - 1) // unit * unit
-        seen = {round(median(measured))} if measured else set()
-        yield _row(f"hit of a prompt repeated in {workload}", "tokens", asked, seen)
+        found.setdefault(workload.partition(CELL)[0], []).append(_hit(expected, rows))
+    for workload, cells in found.items():
+        asked = [each for each, _ in cells if each is not None]
+        seen = [each for _, each in cells if each is not None]
+        name = "a prompt" if len(cells) == 1 else f"one prompt of each of {len(cells)} cells"
+        yield _row(
+            f"hit of {name} repeated in {workload}",
+            "tokens",
+            sum(asked) if len(asked) == len(cells) else None,
+            {sum(seen)} if len(seen) == len(cells) else set(),
+        )
+
+
+def _hit(expected: dict[str, Any], rows: pl.DataFrame) -> tuple[int | None, int | None]:
+    """Asked and measured, of one prompt of a workload that is sent in one cell; None where it isn't known."""
+    unit = expected.get("granularity")
+    lengths, measured = set(), []
+    for row in rows.iter_rows(named=True):
+        lengths.add((row["prompt_tokens"] or 0) / row["requests"])
+        hits = [row[f"tokens_{tier}"] for tier in _HIT_TIERS]
+        if any(value is not None for value in hits) and row["requests"]:
+            measured.append(sum(value or 0 for value in hits) / row["requests"])
+    asked = None
+    if expected.get("tier") is None:
+        asked = 0
+    elif unit and len(lengths) == 1 and (length := lengths.pop()) > 0 and length.is_integer():
+        asked = (int(length) - 1) // unit * unit
+    return asked, round(median(measured)) if measured else None
 
 
 def _bytes_per_token(passes: pl.DataFrame) -> set[int]:

@@ -25,6 +25,17 @@ def kv_pool_tokens(log: str) -> int | None:
     return int(sizes[-1].replace(",", "")) if sizes else None
 
 
+def engine_version(log: str) -> str | None:
+    """vLLM's version, from its own log line; None where there is none."""
+    match = re.search(r"Initializing a V1 LLM engine \(v([^)\s]+)\)", log)
+    return match[1] if match else None
+
+
+def connectors_created(log: str) -> list[str]:
+    """Connectors that the engine says it made, sorted, each once."""
+    return sorted(set(_CREATED.findall(log)))
+
+
 def server_info(port: int, api_key: str) -> dict[str, Any] | None:
     """The engine's effective configuration (development endpoint); None where it doesn't answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
@@ -66,11 +77,12 @@ def read_back(
         connector=transfer.get("kv_connector"),
         connector_config=transfer.get("kv_connector_extra_config"),
         prefix_caching=cache.get("enable_prefix_caching"),
-        engine_version=_version(log),
+        engine_version=engine_version(log),
         modules=mapped_modules(group.tree(), wanted),
         capacity_tokens=capacity,
         details={
-            "connectors_created": sorted(set(_CREATED.findall(log))),
+            "settings": _settings(setup, log),
+            "connectors_created": connectors_created(log),
             "threads": _threads(log),
             "num_gpu_blocks": cache.get("num_gpu_blocks"),
             "kv_cache_memory_bytes": cache.get("kv_cache_memory_bytes"),
@@ -82,14 +94,15 @@ def read_back(
     )
 
 
+def _settings(setup: SetupConfig, log: str) -> dict[str, Any]:
+    """Of the connector's own configuration, what was asked for; None where it doesn't say."""
+    said = setup.settings_read(log) or {}
+    return {key: said.get(key) for key in setup.settings()}
+
+
 def _threads(log: str) -> int | None:
     match = _THREADS.search(log)
     return int(match[1]) if match else None
-
-
-def _version(log: str) -> str | None:
-    match = re.search(r"Initializing a V1 LLM engine \(v([^)\s]+)\)", log)
-    return match[1] if match else None
 
 
 def _text(path: Path) -> str:

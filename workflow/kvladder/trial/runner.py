@@ -6,6 +6,7 @@ misuse (a port in use, no lease, an interrupt) raises.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -16,7 +17,7 @@ from typing import Any
 
 from kvladder.config.experiment import Trial, effective
 from kvladder.config.records import EffectiveConfig, FileEntry, PassRecord, StartRecord, TrialRecord
-from kvladder.config.traffic import PassPlan
+from kvladder.config.traffic import RIGHT_KV, PassPlan
 from kvladder.load import PassResult, RequestTrace, run_pass, write_records
 from kvladder.probes.sampler import sampling
 from kvladder.provenance.host import describe_harness, describe_host
@@ -24,7 +25,11 @@ from kvladder.serving.process import ServerFailed
 from kvladder.serving.readback import memory
 from kvladder.serving.rootcause import log_cause
 from kvladder.stack.paths import ROOT
+from kvladder.trial import right_kv
+from kvladder.trial.page_cache import disk_state
 from kvladder.trial.session import Attempt, Job, Say, Session
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def run_start(job: Job, setup: str, run: str, folder: Path) -> StartRecord:
@@ -77,6 +82,12 @@ def run_trial(job: Job, trial: Trial, folder: Path) -> TrialRecord:
     except ServerFailed as failure:
         reason = str(failure)
         say(f"failed: {reason}")
+    except OSError as error:
+        if error.errno not in _DISK_FULL:
+            raise
+        # A tier on disk that filled it is gone by now, and there is room for the record.
+        reason = f"the disk is full: {error.strerror}: {error.filename or folder}"
+        say(f"failed: {reason}")
     return run.finish(reason)
 
 
@@ -94,7 +105,7 @@ class _Run:
         self.effective = EffectiveConfig()
 
     def measure(self, session: Session) -> None:
-        """Warm up, then every workload of the suite with its passes."""
+        """Warm up, then every workload of the suite with its passes, then what shows whether loaded KV is right."""
         workloads, suite = self.config.workloads, self.trial.suite
         self.session = session
         self.marks["ready"] = time.monotonic_ns()
@@ -108,28 +119,41 @@ class _Run:
         self.effective = session.effective
         traffic = session.traffic(f"{suite}/r{self.trial.repeat}", self.effective)
         plans = {name: workloads[name].passes(name, traffic) for name in names}
+        # Where nothing is loaded there is nothing to check.
+        checked = self.config.right_kv if session.setup.tier is not None else None
+        if checked is not None:
+            plans[RIGHT_KV] = right_kv.passes(checked, self.config.right_kv_tokens(), traffic)
         self.marks["warm"] = time.monotonic_ns()
         with sampling(self.folder / "probes.jsonl", self.config.probe_interval_s, session.devices):
             for name in names:
                 self._workload(session, name, plans[name])
         self.marks["measured"] = time.monotonic_ns()
+        if checked is not None:
+            self._workload(session, RIGHT_KV, plans[RIGHT_KV], top_logprobs=checked.top)
+            self.marks["checked"] = time.monotonic_ns()
+        disk = session.setup.disk_folder(session.context)
+        if disk is not None:
+            # Read last: asking which of a file's pages are cached needs the files, which go with the servers.
+            details = {**self.effective.details, "disk": disk_state(disk)}
+            self.effective = self.effective.model_copy(update={"details": details})
 
-    def _workload(self, session: Session, name: str, plans: list[PassPlan]) -> None:
+    def _workload(self, session: Session, name: str, plans: list[PassPlan], *, top_logprobs: int | None = None) -> None:
         records: list[RequestTrace] = []
         try:
             for plan in plans:
                 session.reset_before(plan.name)
-                result = self._pass(session, plan)
+                result = self._pass(session, plan, top_logprobs)
                 records += result.records
-                self._check_served(session, plan, result)
+                # What was timed is complete by then: requests that fail are for the gates to judge.
+                if name != RIGHT_KV:
+                    self._check_served(session, plan, result)
         finally:
             write_records(self.folder / f"{name}.requests.jsonl", records)
 
-    def _pass(self, session: Session, plan: PassPlan) -> PassResult:
+    def _pass(self, session: Session, plan: PassPlan, top_logprobs: int | None) -> PassResult:
         session.snapshot(f"{plan.label}:start")
-        result = run_pass(
-            session.target, plan, self.job.limits, self.say.requests(plan.label, session.group.check_alive)
-        )
+        progress = self.say.requests(plan.label, session.group.check_alive)
+        result = run_pass(session.target, plan, self.job.limits, progress, top_logprobs)
         # A server that died mid-pass is the reason, not the broken connections that it left.
         session.group.check_alive()
         drain = session.drain()
@@ -204,6 +228,7 @@ class _Run:
             "tier": setup.tier,
             "prefix_caching": setup.prefix_caching,
             "connector": setup.connector(session.context) if session is not None else None,
+            "settings": setup.settings(),
             "granularity": setup.granularity(block) if block is not None else None,
             "capacity_bytes": setup.capacity_bytes(),
             "kv_bytes_per_token": session.context.kv_bytes_per_token if session is not None else None,

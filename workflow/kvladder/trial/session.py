@@ -11,7 +11,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from kvladder.config.experiment import ExperimentConfig, kv_bytes_per_token
 from kvladder.config.records import CounterSnapshot, EffectiveConfig, ServerRecord
 from kvladder.config.stack import StackConfig, StackStamp
 from kvladder.config.traffic import PassName, PassPlan, TrafficContext
-from kvladder.counters.drain import Drain, wait_until_flat
+from kvladder.counters.drain import Drain, files_activity, wait_until_flat
 from kvladder.counters.reading import parse_pages
 from kvladder.counters.scrape import scrape
 from kvladder.load import Limits, Progress, Target, run_pass
@@ -31,11 +31,11 @@ from kvladder.serving.hygiene import after_stop, before_start
 from kvladder.serving.lease import lease
 from kvladder.serving.ports import Ports, reserve
 from kvladder.serving.process import ServerFailed, ServerGroup, servers
-from kvladder.setups.base import SetupConfig, SetupContext
+from kvladder.setups.base import COUNTER_FILES, SetupConfig, SetupContext
 from kvladder.stack.paths import ROOT
 from kvladder.trial.engine import SERVED_NAME, engine_spec
 from kvladder.trial.readback import read_back, server_info
-from kvladder.workloads.base import OneLengthWorkload, Prompts
+from kvladder.workloads.base import Prompts, WorkloadConfig
 
 WARM_UP = "warm-up"
 """Name under which unmeasured prompts are drawn: no measured prompt shares a block with them."""
@@ -135,11 +135,14 @@ class Session:
         self.snapshots.append(scrape(self.urls, mark))
 
     def drain(self) -> Drain:
-        """Wait until the setup's store counters are flat, within the configured deadline."""
-        load = self.job.config.load
-        return wait_until_flat(
-            lambda: self.setup.store_activity(parse_pages(scrape(self.urls, "drain").pages)), load.quiet_s, load.drain_s
-        )
+        """Wait until the setup's store counters are flat, and its files, within the configured deadline."""
+        load, folder = self.job.config.load, self.setup.disk_folder(self.context)
+
+        def activity() -> Mapping[str, float] | None:
+            found = self.setup.store_activity(parse_pages(scrape(self.urls, "drain").pages))
+            return found if folder is None or found is None else {**found, **files_activity(folder)}
+
+        return wait_until_flat(activity, load.quiet_s, load.drain_s)
 
     def traffic(self, namespace: str, effective: EffectiveConfig) -> TrafficContext:
         """What workloads draw prompts from; equal for every setup of a block."""
@@ -160,7 +163,7 @@ class Session:
             capacity_tokens=effective.capacity_tokens,
         )
 
-    def warm_up(self, workload: OneLengthWorkload, suite: str) -> int:
+    def warm_up(self, workload: WorkloadConfig, suite: str) -> int:
         """Send one unmeasured prompt of the workload's length twice; returns the first TTFT in ns.
 
         Lazy initialisation of computing, storing and loading is over before the clock starts.
@@ -340,6 +343,7 @@ class Attempt:
                 kv_bytes_per_token=kv_bytes_per_token(shape, config.model.dtype),
             )
             disk = self.setup.disk_folder(context)
+            held.callback(shutil.rmtree, self.folder / COUNTER_FILES, ignore_errors=True)
             if disk is not None:
                 # What counts about a tier on disk is in the counters, and it can be large.
                 held.callback(shutil.rmtree, disk, ignore_errors=True)

@@ -1,0 +1,144 @@
+"""Stand-ins for ``lmcache server`` and ``mooncake_master``, FOR TESTS ONLY: a pool of block hashes, and a metrics page.
+
+The first argument says which of the two it is: ``lmcache`` or ``mooncake``. The stand-in engine talks to it on the
+port that real engines use, in JSON lines; kvladder on the HTTP port, as with the real ones. It knows two faults (see
+``server.py`` for how they are asked for): ``side-process-dies`` and ``hash-seed-differs``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+import signal
+import sys
+from typing import Any
+
+from faults import Faults, map_as_compiled
+from http_server import Answer, Request, serve
+from pages import render
+from tiers import Lru
+
+GIB = 2**30
+VERSION = os.environ.get("KVLADDER_STUB_VERSION", "0.32.0")
+
+
+class Pool:
+    """What the side process holds, and what it counts; ``chunk`` is None where the engine's blocks are the unit."""
+
+    def __init__(self, kind: str, options: argparse.Namespace, faults: Faults) -> None:
+        self.kind, self.options, self.faults = kind, options, faults
+        self.chunk: int | None = options.chunk_size if kind == "lmcache" else None
+        # A process that Python salts by itself hashes equal tokens to other keys than its peer.
+        fixed = os.environ.get("PYTHONHASHSEED")
+        self.seed = secrets.token_hex(4) if fixed is None or "hash-seed-differs" in faults else fixed
+        self.held = Lru(0)
+        self.block_bytes = 0
+        self.asked = self.stores = self.written = self.read = 0
+
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Answer one of the engine's questions: hello, lookup, store."""
+        if message["ask"] == "hello":
+            self.block_bytes = message["block_bytes"] * (self.chunk or 1)
+            pool = int(self.options.l1_size_gb * GIB) // self.block_bytes if self.chunk else message["blocks"]
+            self.held = Lru(pool)
+            return {"chunk": self.chunk, "seed": self.seed}
+        if message["ask"] == "lookup":
+            count = self.held.prefix(message["keys"])
+            self.asked += len(message["keys"])
+            self.read += count
+            return {"count": count}
+        self.stores += 1
+        if self.faults.hits("side-process-dies", self.stores):
+            self._die()
+        count = self.held.add(message["keys"])
+        self.written += count
+        return {"count": count}
+
+    def _die(self) -> None:
+        """Each in the way it is seen to: one with a trace-back, the other by the kernel's hand."""
+        if self.kind == "mooncake":
+            os.kill(os.getpid(), signal.SIGKILL)
+        print("Traceback (most recent call last):\n  ...\nMemoryError: stand-in: asked to die", flush=True)
+        os._exit(1)
+
+    def metrics(self) -> str:
+        """The recorded /metrics page of the real side process, with this one's numbers."""
+        held, used = len(self.held), len(self.held) * self.block_bytes
+        if self.chunk is not None:
+            return render(
+                VERSION,
+                "lmcache-server",
+                {
+                    "l1_written_chunks": self.written,
+                    "l1_read_chunks": self.read,
+                    "l1_evicted_chunks": self.written - held,
+                    "l1_used_bytes": used,
+                    "requested_tokens": self.asked * self.chunk,
+                    "l1_hit_tokens": self.read * self.chunk,
+                },
+            )
+        return render(
+            VERSION,
+            "mooncake-master",
+            {
+                "keys": held,
+                "allocated_bytes": used,
+                "capacity_bytes": self.held.blocks * self.block_bytes,
+                "puts_started": self.stores,
+                "puts_ended": self.stores,
+            },
+        )
+
+
+def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
+    """Which of the two it is, and the options that matter here; others are taken and ignored."""
+    kind, *rest = arguments
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for names, kind_of in (
+        (("--port", "--rpc_port"), int),
+        (("--http-port", "--metrics_port"), int),
+        (("--chunk-size",), int),
+        (("--l1-size-gb",), float),
+    ):
+        parser.add_argument(*names, type=kind_of)
+    return kind, parser.parse_known_args(rest)[0]
+
+
+async def run(kind: str, options: argparse.Namespace, faults: Faults) -> None:
+    """Serve until a signal comes."""
+    pool = Pool(kind, options, faults)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(json.dumps(pool.answer(json.loads(line))).encode() + b"\n")
+            await writer.drain()
+        writer.close()
+
+    async def page(request: Request, _writer: asyncio.StreamWriter) -> Answer:
+        return Answer(200, pool.metrics() if request.path == "/metrics" else None)
+
+    listeners = [
+        await asyncio.start_server(talk, "127.0.0.1", options.port, limit=2**24),
+        await serve(page, "127.0.0.1", options.http_port),
+    ]
+    print(f"INFO stand-in for {kind}, for tests only: no KV is kept here", flush=True)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await stop.wait()
+    for listener in listeners:
+        listener.close()
+
+
+def main() -> None:
+    """Entry point of the script."""
+    faults = Faults.asked()
+    _mapped = map_as_compiled(__file__, faults)
+    asyncio.run(run(*parse(sys.argv[1:]), faults))
+
+
+if __name__ == "__main__":
+    main()
