@@ -22,7 +22,7 @@ PYTEST := $(RUN) -m pytest
 
 # One thing after the other, whatever -j says: installing and testing at once would test half an installation.
 .NOTPARALLEL:
-.PHONY: help demo setup harness bench test test-all lint schemas bundle published clean-results clean-envs
+.PHONY: help demo setup harness bench bench-analysis test test-all lint schemas bundle published clean-results clean-envs
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,8 +34,16 @@ demo: harness ## Set up what is needed and run the default experiment to reports
 setup: harness ## The harness and the default experiment's engines, nothing else
 	@$(SNAKEMAKE) --cores $(CORES) env
 
-bench: harness ## Measure how truly load clients measure: results/client-truth/tables/summary.md
+bench: harness ## Measure how truly load clients measure: reports/client-truth.html and .pdf
 	@$(SNAKEMAKE) -s workflow/bench.smk --cores $(CORES)
+	@echo "The report: reports/client-truth.html, reports/client-truth.pdf; in short: results/client-truth/tables/summary.md"
+
+ANALYSIS := PYTHONPATH=tests:tests/unit $(RUN) tests/benchmarks/analysis.py
+bench-analysis: harness-dev ## Measure how the analysis grows with requests and trials: results/bench-analysis/points.json
+	@$(ANALYSIS) requests
+	@$(ANALYSIS) requests --chunks 128
+	@$(ANALYSIS) experiment
+	@$(ANALYSIS) table
 
 harness: ## What runs snakemake: envs/harness/.venv
 	@envs/harness/install.sh

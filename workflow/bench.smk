@@ -1,6 +1,6 @@
 # The truth bench: how truly do load clients measure? A workflow of its own, for no engine is started.
 #
-#   make bench                                          config/client-truth.yaml to its tables
+#   make bench                                          config/client-truth.yaml to its report
 #   snakemake -s workflow/bench.smk -n                  what would run
 #   snakemake -s workflow/bench.smk --configfile FILE   another bench
 import re
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from kvladder.bench.clients.registry import CLIENTS
+from kvladder.bench.figures import FIGURES
 from kvladder.bench.server import SOURCE
 from kvladder.config import bench
 from kvladder.config import stack as stacks
@@ -64,8 +65,17 @@ COMMON = digest.source_files("bench/cell.py", "bench/server.py", "bench/truth.py
 COMMON += digest.source_files("bench/clients/base.py")
 OWN = digest.source_files("load", "config/traffic.py")
 TABLES = [
-    RESULTS / "tables" / name for name in ("cells.parquet", "cells.csv", "goals.parquet", "goals.csv", "summary.md")
+    RESULTS / "tables" / f"{name}.{ending}" for name in ("cells", "goals", "machines") for ending in ("parquet", "csv")
 ]
+TABLES.append(RESULTS / "tables" / "summary.md")
+FIGURE = [str(RESULTS / f"figures/{{figure}}.{ending}") for ending in ("svg", "narrow.svg", "png")]
+REPORT = [f"reports/{BENCH.experiment}.html", f"reports/{BENCH.experiment}.pdf"]
+# What the look of figures and pages comes from.
+LOOK = digest.source_files("figures/parts", "bench/figures", "bench/tables.py")
+PAGES = digest.source_files(
+    "bench/report.py", "report/page.py", "report/svg.py", "report/formats.py", "report/words.py"
+)
+PAGES += digest.source_files("report/templates")
 
 
 def cell_of(wildcards):
@@ -97,6 +107,7 @@ wildcard_constraints:
 rule all:
     input:
         TABLES,
+        REPORT,
 
 
 rule cells:
@@ -174,3 +185,36 @@ rule bench_tables:
         "build the bench's tables"
     script:
         "scripts/build_bench_tables.py"
+
+
+rule draw_bench_figure:
+    input:
+        tables=TABLES,
+        code=[shown(path) for path in LOOK],
+    output:
+        FIGURE,
+    log:
+        f"logs/draw_bench_figure/{BENCH.experiment}/{{figure}}.log",
+    wildcard_constraints:
+        figure="|".join(FIGURES),
+    message:
+        "draw {wildcards.figure}"
+    script:
+        "scripts/draw_bench_figure.py"
+
+
+rule write_bench_report:
+    input:
+        tables=TABLES,
+        figures=expand(FIGURE, figure=FIGURES),
+        code=[shown(path) for path in [*LOOK, *PAGES]],
+    output:
+        REPORT,
+    log:
+        f"logs/write_bench_report/{BENCH.experiment}.log",
+    params:
+        config=BENCH.model_dump(),
+    message:
+        "write the bench's report"
+    script:
+        "scripts/write_bench_report.py"

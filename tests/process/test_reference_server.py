@@ -263,7 +263,7 @@ def check_fault(fault: Fault, status: int, chunks: list[bytes], log: Served) -> 
     assert ("error" in items[-2]) == (fault == "error-200") if fault != "endless" else True
     assert all(chunk.endswith((b"\n\n", b"\r\n\r\n")) for chunk in chunks) == (fault != "cut")
     totals = [item["usage"]["completion_tokens"] for item in items if isinstance(item, dict) and item.get("usage")]
-    whole = {"usage": [*range(1, 9), 8], "short": [4], "error-200": [], "endless": []}
+    whole = {"usage": [*range(1, 9), 8], "short": [4], "no-text": [0], "error-200": [], "endless": []}
     assert totals == whole.get(fault, [8])
     assert log.state == ("closed" if fault == "endless" else "complete")
 

@@ -19,6 +19,19 @@ CASES = {
         + "(APIServer pid=6) RuntimeError: Engine core initialization failed. See root cause above. Failed: {}\n",
         "ValueError: No available memory for the cache blocks.",
     ),
+    # C2: the metrics code of an engine that lives on, and streams nothing any more.
+    "metrics code that dies in the output loop": (
+        engine(
+            "AsyncLLM output_handler failed.",
+            TRACE,
+            '  File "loggers.py", line 1107, in record',
+            "    self.counter_prompt_tokens_by_source.inc(by_source)",
+            "ValueError: Counters can only be incremented by non-negative amounts.",
+            source="APIServer pid=6",
+        )
+        + '(APIServer pid=6) INFO:     127.0.0.1:40000 - "GET /health HTTP/1.1" 200 OK\n',
+        "ValueError: Counters can only be incremented by non-negative amounts.",
+    ),
     "bare exception name": (f"{TRACE}\n  File x\nAssertionError\n", "AssertionError"),
     "later noise after the pointer": (
         engine(TRACE, "  File x", "KeyError: 'cmpl-1'")

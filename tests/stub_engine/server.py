@@ -20,6 +20,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from array import array
 from collections.abc import AsyncIterator
@@ -228,11 +229,13 @@ def _read_json(path: str) -> dict[str, Any]:
 
 
 def _freeze_client() -> None:
-    """Stop the job that drives this server for a moment; kvladder marks its servers with the job's pid."""
+    """Stop the job that drives this server for a moment; kvladder marks its servers with the job's pid.
+
+    Answers go on meanwhile, and wait for their reader.
+    """
     job = int(os.environ["KVLADDER_JOB"].split(":")[1])
     os.kill(job, signal.SIGSTOP)
-    time.sleep(FROZEN_S)
-    os.kill(job, signal.SIGCONT)
+    threading.Timer(FROZEN_S, os.kill, (job, signal.SIGCONT)).start()
 
 
 class Api:
@@ -319,14 +322,22 @@ class Api:
             engine.add(output=1)
             ranked = engine.logprobs(source, place, body["logprobs"], hit=hits > 0) if body.get("logprobs") else None
             choice = _choice(engine.token(source, place), ranked, last=place == asked - 1)
-            yield json.dumps({**base, "choices": [choice]})
+            if body.get("return_token_ids") and not place:
+                choice["prompt_token_ids"] = prompt.tolist()
+            chunk = {**base, "choices": [choice if body.get("return_token_ids") else {**choice, "token_ids": None}]}
+            if (body.get("stream_options") or {}).get("continuous_usage_stats"):
+                chunk["usage"] = _usage(len(prompt), place + 1)
+            yield json.dumps(chunk)
         if cut:
             raise Hangup
         engine.add(finished=1)
-        usage: dict[str, Any] = {"prompt_tokens": len(prompt), "completion_tokens": given}
-        usage |= {"total_tokens": len(prompt) + given, "prompt_tokens_details": {"cached_tokens": hits}}
+        usage = {**_usage(len(prompt), given), "prompt_tokens_details": {"cached_tokens": hits}}
         yield json.dumps({**base, "choices": [], "usage": usage})
         yield "[DONE]"
+
+
+def _usage(prompt: int, completion: int) -> dict[str, Any]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _choice(token: int, ranked: dict[str, float] | None, *, last: bool) -> dict[str, Any]:

@@ -92,13 +92,15 @@ class Exchange:
         for payload in payloads:
             self.send(chunked(payload))
 
-    def answer(self, tokens: int | None = None, first: int = 7) -> None:
-        """A faultless stream: one token a chunk, usage, [DONE]."""
+    def answer(self) -> None:
+        """A faultless stream: one token a chunk, with its id where the request asks for ids; usage, [DONE]."""
         request = self.json
-        count = request["max_tokens"] if tokens is None else tokens
+        prompt, count = len(request["prompt"]), request["max_tokens"]
+        ids = request.get("return_token_ids")
         self.send(HEAD)
-        self.chunks(*(event([first + place]) for place in range(count)))
-        self.chunks(usage_event(len(request["prompt"]), count), DONE)
+        for place in range(count):
+            self.chunks(event([7 + place]) if ids else event(None, usage=usage(prompt, place + 1)))
+        self.chunks(usage_event(prompt, count), DONE)
         self.send(END)
 
 
@@ -244,11 +246,11 @@ class _Timed(asyncio.Protocol):
     def write(self) -> None:
         self.times.append(time.monotonic_ns())
         self.left -= 1
+        token = chunked(event(None, usage=usage(1, self.tokens - self.left)))
         if not self.left:
-            last = chunked(event([5])) + chunked(usage_event(1, self.tokens)) + chunked(DONE) + END
-            os.write(self.fd, last)
+            os.write(self.fd, token + chunked(usage_event(1, self.tokens)) + chunked(DONE) + END)
             return
-        os.write(self.fd, chunked(event([5])))
+        os.write(self.fd, token)
         if self.itl_s:
             self.loop.call_later(self.itl_s, self.write)
         else:

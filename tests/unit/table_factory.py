@@ -113,8 +113,19 @@ def _expected(setup: str, kind: str, family: Family, more: dict[str, Any]) -> Ca
             capacity_bytes=capacity,
             ours_in_path=OURS if setup.startswith("native") else None,
         )
-        more_tiers = {"secondary": "fs"} if setup.endswith("-fs") else {}
-        trial["config"]["setup"] = {"kind": kind, "title": None, "args": {}, "env": {}, **capacity, **more_tiers}
+        sizes = {"cpu": {"cpu_bytes": 2 << 30}, "remote": {"segment_bytes": 2 << 30, "buffer_bytes": 1 << 28}}
+        settings: dict[str, Any] = {
+            "kind": kind,
+            "title": None,
+            "args": {},
+            "env": {},
+            **sizes.get(family.tier or "", {}),
+        }
+        if setup.endswith("-fs"):
+            settings["files"] = {"first_hit": "host"}
+        if kind.startswith("lmcache"):
+            settings["chunk_tokens"] = family.unit
+        trial["config"]["setup"] = settings
         trial["rss_bytes"] = 1_900_000_000 + (2 << 30) * bool(capacity)
         trial.update(more)
 

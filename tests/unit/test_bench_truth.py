@@ -23,6 +23,7 @@ from kvladder.config.yaml import ConfigError
 ROOT = Path(__file__).parents[2]
 MS = 1_000_000
 TTFT, ITL = 50 * MS, 10 * MS
+FILES = [*(f"{name}.{kind}" for name in ("cells", "goals", "machines") for kind in ("parquet", "csv")), "summary.md"]
 HOST = HostRecord(host_id="h", cpu="c", cores=2, memory_bytes=1, kernel="k")
 
 
@@ -301,16 +302,20 @@ def test_the_worst_cell_decides_and_peers_do_not(tmp_path: Path) -> None:
     rows += [tables.read_cell(write_cell(tmp_path, "vllm", 9_000_000))]
     first = tables.judge(rows, BenchGoals())[0]
     assert (first["met"], first["worst"], first["where"]) == (False, pytest.approx(0.9), "64 in flight, 1,000 ids")
+    early = tables.judge([rows[0] | {"ttft_bias_p50_ms": -0.4}, rows[0]], BenchGoals())[0]
+    assert (early["met"], early["worst"]) == (False, -0.4)
 
 
 def test_a_better_peer_is_named(tmp_path: Path) -> None:
     own = tables.read_cell(write_cell(tmp_path, "kvladder", 250_000))
     peer = tables.read_cell(write_cell(tmp_path, "aiperf", -100_000, peak_rss_bytes=900_000_000))
-    lines = tables.better_peers([own, peer])
-    assert "aiperf, 16 in flight, 1,000 ids: median TTFT bias -0.1 against 0.25" in lines
-    assert not any("memory" in line for line in lines)
+    compared = {each.column: each for each in tables.comparisons([own, peer])}
+    assert compared["ttft_bias_p50_ms"].better and not compared["peak_rss_mb"].better
+    assert "rate_per_s" not in compared  # on a schedule it is the server's
+    text = tables.summary([own, peer], [])
+    assert "- aiperf, 16 in flight, 1,000 ids: median TTFT bias -0.1 against 0.25" in text
     worse = tables.read_cell(write_cell(tmp_path, "guidellm", -300_000))
-    assert not any("TTFT" in line for line in tables.better_peers([own, worse]))
+    assert not any(each.better for each in tables.comparisons([own, worse]) if "ttft" in each.column)
 
 
 def test_tables_are_built_from_raw_files_alone(tmp_path: Path) -> None:
@@ -318,13 +323,19 @@ def test_tables_are_built_from_raw_files_alone(tmp_path: Path) -> None:
     folders += [write_cell(tmp_path, "vllm", 0, fault="endless", exit_code=None, client_ok=None, client_failed=None)]
     for out in ("one", "two"):
         tables.build(folders[:: 1 if out == "one" else -1], BenchGoals(), tmp_path / out)
-    for name in ("cells.parquet", "cells.csv", "goals.parquet", "goals.csv", "summary.md"):
+    for name in FILES:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     cells = pl.read_parquet(tmp_path / "one" / "cells.parquet")
     assert dict(cells.schema) == {
         name: kind() if isinstance(kind, type) else kind for name, kind in tables.CELLS.items()
     }
     assert cells["client"].to_list() == ["kvladder", "vllm", "vllm"]
+    loaded = tables.load(tmp_path / "one")
+    assert loaded.machines.rows() == [("h", "c", 2, 1, "k", 3)]
+    assert loaded.goals.filter(pl.col("column") == "ttft_bias_p99_ms").select("above", "up_to", "cells").rows() == [
+        (None, 256, 1),
+        (256, None, 0),
+    ]
     text = (tmp_path / "one" / "summary.md").read_text(encoding="utf-8")
     assert "| endless | vllm 1 | no result |" in text and "stopped after 1 s" in text
     assert "| TTFT bias, p50, ms | 0.3 | 0.1 | 16 in flight, 1,000 ids | met |" in text

@@ -167,6 +167,58 @@ def test_kv_bytes_of_nested_and_unknown_shapes() -> None:
     assert kv_bytes_per_token({"vision_config": {"num_hidden_layers": 24}}, "bfloat16") is None
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"text_config": [28]},
+        {"num_hidden_layers": "28", "num_attention_heads": 16, "hidden_size": 1024},
+        {"num_hidden_layers": -28, "num_attention_heads": 16, "hidden_size": 1024},
+        {"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": "8", "hidden_size": 1024},
+        {"num_hidden_layers": 28, "num_attention_heads": 0, "hidden_size": 1024},
+    ],
+)
+def test_kv_bytes_of_sizes_that_are_none(shape: dict[str, Any]) -> None:
+    """C22's kind: a size of another type is unknown, no crash and no number made of text."""
+    assert kv_bytes_per_token(shape, "bfloat16") is None
+
+
+@pytest.mark.parametrize("where", ["load.drain_s", "load.stall_s", "engine.ready_s", "gates.right_kv_control"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_numbers_without_end_are_refused(data: dict[str, Any], where: str, value: float) -> None:
+    part, key = where.split(".")
+    data.setdefault(part, {})[key] = value
+    message = refused(data)
+    assert where in message
+    assert str(value) in message
+
+
+def test_right_kv_output_longer_than_the_model(data: dict[str, Any]) -> None:
+    """The engine would refuse it when everything else is measured."""
+    longest = data["engine"]["max_model_len"]
+    data["right_kv"] = {"output_tokens": longest}
+    message = refused(data)
+    assert f"right_kv.output_tokens: {longest}, at most" in message
+
+
+def test_prompts_that_nothing_can_hit_are_said_before_anything_runs(data: dict[str, Any]) -> None:
+    """C23: blocks of 2,768 tokens, prompts of 2,000 and 6,000."""
+    data["engine"].update(block_size=2768, max_model_len=8192, kv_pool_bytes="1TB")
+    data["setups"] = {"plain": {"kind": "plain"}, "prefix-cache": {"kind": "prefix-cache"}}
+    data["workloads"] = {
+        name: {"kind": "repeat", "prompt_tokens": tokens} for name, tokens in (("short", 2000), ("long", 6000))
+    }
+    data["suites"] = None
+    (warning,) = validate(data).short_prompts()
+    assert warning.startswith(
+        "workloads.short: its prompts have 2000 tokens at most and prefix-cache hits in units of 2768: nothing"
+    )
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "offload.yaml"])
+def test_shipped_prompts_can_be_hit(name: str) -> None:
+    assert validate(load_file(ROOT / "config" / name)).short_prompts() == []
+
+
 def test_weights_and_their_source_go_together(data: dict[str, Any]) -> None:
     data["model"]["path"] = "some/model"
     assert "`path` goes with weights: checkpoint" in refused(data)

@@ -17,8 +17,9 @@ from trial_factory import Load
 
 from kvladder import tables
 from kvladder.config import registry
-from kvladder.figures import _style, burst_wall, tokens_by_source, ttft
-from kvladder.figures._lanes import MOST_SETUPS, seconds
+from kvladder.figures import burst_wall, tokens_by_source, ttft
+from kvladder.figures.parts import style
+from kvladder.figures.parts.lanes import MOST_SETUPS, seconds
 from kvladder.tables import Tables
 
 MODULES = [ttft, burst_wall, tokens_by_source]
@@ -43,7 +44,7 @@ def texts(figure: Figure) -> list[str]:
 
 def clipped(figure: Figure) -> list[str]:
     """Texts that reach over the figure's edge by more than half a point."""
-    with _style.style():
+    with style.style():
         canvas = FigureCanvasAgg(figure)
         renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
         canvas.draw()
@@ -74,7 +75,7 @@ def test_the_registry_lists_figures_and_no_shared_parts() -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-@pytest.mark.parametrize("width", [_style.WIDE, _style.NARROW])
+@pytest.mark.parametrize("width", [style.WIDE, style.NARROW])
 def test_a_figure_shows_each_setup_and_clips_nothing(demo: Tables, module: Any, width: float) -> None:
     figure = module.draw(demo, width)
     shown = texts(figure)
@@ -120,7 +121,7 @@ def files(folder: Path) -> dict[str, str]:
 def test_equal_tables_give_equal_bytes(demo: Tables, tmp_path: Path) -> None:
     for folder in ("a", "b"):
         for module in MODULES:
-            _style.save(module, demo, tmp_path / folder)
+            style.save(module, demo, tmp_path / folder)
     assert files(tmp_path / "a") == files(tmp_path / "b")
     assert len(files(tmp_path / "a")) == 3 * len(MODULES)
     for path in (tmp_path / "a").glob("*.svg"):
@@ -130,12 +131,12 @@ def test_equal_tables_give_equal_bytes(demo: Tables, tmp_path: Path) -> None:
 
 
 def test_colour_is_never_the_only_code() -> None:
-    assert len(set(_style.COLOURS.values())) == len(_style.COLOURS)
-    assert len(set(_style.MARKERS.values())) == len(_style.MARKERS)
+    assert len(set(style.COLOURS.values())) == len(style.COLOURS)
+    assert len(set(style.MARKERS.values())) == len(style.MARKERS)
     # Two sources share an empty hatch; their lightness differs by far.
-    plain = [tier for tier, hatch in _style.HATCHES.items() if not hatch]
+    plain = [tier for tier, hatch in style.HATCHES.items() if not hatch]
     assert plain == ["gpu", "computed"]
-    assert len({hatch for hatch in _style.HATCHES.values() if hatch}) == 4
+    assert len({hatch for hatch in style.HATCHES.values() if hatch}) == 4
 
 
 def test_a_name_with_dollars_is_no_formula(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_a_name_with_dollars_is_no_formula(tmp_path: Path) -> None:
     built = tables.build(folders, tmp_path / "tables", baseline="plain")
     trials = built.trials.with_columns(title=built.trials["setup"].replace("plain", "$\\bad$<b>"))
     odd = Tables(**{**vars(built), "trials": trials})
-    _style.save(ttft, odd, tmp_path)
+    style.save(ttft, odd, tmp_path)
     assert "$\\bad$<b>" in texts(ttft.draw(odd))
     ET.fromstring((tmp_path / "ttft.svg").read_text(encoding="utf-8"))
 
@@ -153,7 +154,7 @@ def test_many_setups_with_long_names_are_reduced_and_counted(tmp_path: Path) -> 
     setups = {"plain": DEMO["plain"], **{f"{'n' * 88}{number:02d}": family for number in range(40)}}
     built = tables.build(write_judged(tmp_path, setups, repeats=1, suites=SHORT), tmp_path / "out", baseline="plain")
     for module in MODULES:
-        for width in (_style.WIDE, _style.NARROW):
+        for width in (style.WIDE, style.NARROW):
             figure = module.draw(built, width)
             assert clipped(figure) == []
             assert any(text.startswith(f"and {41 - MOST_SETUPS} more setups") for text in texts(figure))

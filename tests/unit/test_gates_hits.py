@@ -151,6 +151,31 @@ def test_an_order_that_nobody_knows_is_advisory(tmp_path: Path, version: str, re
     assert tier.decision == ("fail" if required else "not-checked")
 
 
+@pytest.mark.parametrize(
+    ("moved", "decision", "expected"),
+    [
+        (0, "pass", "22528 tokens from cpu in 2 passes"),
+        (-256, "not-checked", "22528 tokens from cpu in 2 passes"),
+        (-11264, "fail", "1–11264 tokens from cpu"),
+        (256, "fail", "0–11264 tokens from cpu"),
+    ],
+)
+def test_of_unknown_evictions_two_answers_are_wrong(tmp_path: Path, moved: int, decision: str, expected: str) -> None:
+    """A pool beyond its watermark may have lost anything; but it wasn't used without a hit, nor did it give more than
+    was stored."""
+
+    def edit(rows: Rows) -> None:
+        for mark in ("four/first-hit/1:end", "four/warm/2:end"):
+            shift(rows, BY_SOURCE, moved, since=mark, source="external_kv_transfer")
+            shift(rows, BY_SOURCE, -moved, since=mark, source="local_compute")
+            shift(rows, CACHED, moved, since=mark, source="external_unspecified")
+
+    config = {"cpu_bytes": 120 * BLOCK * KV_BYTES_PER_TOKEN, "server_args": {"eviction-trigger-watermark": 0.5}}
+    folder = write_trial(tmp_path, setup="lmcache-mp", setup_config=config, workloads=FOUR, edit_counters=edit)
+    first = run("tier-was-used", folder)[0]
+    assert (first.decision, first.expected) == (decision, expected)
+
+
 def test_lmcache_is_certain_below_its_watermark_only(tmp_path: Path) -> None:
     full = {"kind": "lmcache-mp", "cpu_bytes": 120 * BLOCK * KV_BYTES_PER_TOKEN}
     for watermark, required in ((0.99, True), (0.8, False)):

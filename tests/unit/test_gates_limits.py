@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from trial_factory import FAMILIES, KV_BYTES_PER_TOKEN, MS, Rows, drop, rehash, shift, write_trial
+from trial_factory import BLOCK, FAMILIES, KV_BYTES_PER_TOKEN, MS, Rows, drop, rehash, shift, write_trial
 
 from kvladder import tables
 from kvladder.config.experiment import GateConfig
@@ -290,7 +290,21 @@ def test_direct_io_does_not_decide_where_nothing_is_read_from_disk(tmp_path: Pat
     log(folder, REFUSED_LINE)
     (result,) = run(folder, direct_io_as_asked)
     assert result.decision == "not-checked"
-    assert result.seen.startswith("no pass has to be served from disk; page cache")
+    assert result.seen.startswith("no pass was served from disk; page cache")
+
+
+def test_direct_io_decides_where_evictions_had_the_disk_serve(tmp_path: Path) -> None:
+    """Hits are to come from host memory, but some were on disk only."""
+
+    def evicted(rows: Rows) -> None:
+        name, since = "vllm:prompt_tokens_cached_by_source_total", "repeat/warm/2:end"
+        shift(rows, name, -BLOCK, since=since, source="host")
+        shift(rows, name, BLOCK, since=since, source="disk")
+
+    folder = trial(tmp_path, "native-host-fs", edit_counters=evicted)  # first_hit: host
+    log(folder, REFUSED_LINE)
+    (result,) = run(folder, direct_io_as_asked)
+    assert result.decision == "fail"
 
 
 def test_a_key_that_is_ignored_is_named(tmp_path: Path) -> None:

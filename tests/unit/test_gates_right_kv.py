@@ -217,10 +217,22 @@ def failed(rows: Rows) -> None:
     rows[20].update(status="failed")
 
 
+def few_logprobs(rows: Rows) -> None:
+    position = rows[9]["logprobs"][0]
+    rows[9]["logprobs"][0] = dict(list(position.items())[:19])
+
+
+def not_a_number(rows: Rows) -> None:
+    """Next to NaN nothing is far off, so it must not get as far as being compared."""
+    rows[9]["logprobs"][0]["7"] = float("nan")
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
         ({"edit_requests": no_logprobs}, "first-hit: 7 of 8 prompts answered with log probabilities"),
+        ({"edit_requests": few_logprobs}, "first-hit: 7 of 8 prompts answered with log probabilities"),
+        ({"edit_requests": not_a_number}, "first-hit: 7 of 8 prompts answered with log probabilities"),
         ({"edit_requests": failed}, "warm: 7 of 8 prompts"),
         ({"workloads": {"repeat": Load(), "right-kv": Load(7, 1, 521, 2, 1)}}, "cold: 7 of 8 prompts"),
         ({"edit_trial": lambda data: data.update(passes=data["passes"][:4])}, "cold: 0 of 8 prompts"),
@@ -230,6 +242,46 @@ def test_evidence_that_must_be_there(tmp_path: Path, change: dict[str, Any], why
     (result,) = right_kv.check(Evidence.load(trial(tmp_path, "native-host", **change)))
     assert result.required
     assert result.seen.startswith(f"{COULD_NOT}: {why}")
+
+
+def test_a_pass_shorter_than_asked_for(tmp_path: Path) -> None:
+    folder = trial(
+        tmp_path, "native-host", edit_trial=lambda data: data["config"]["right_kv"].update(prompts=PROMPTS + 8)
+    )
+    (result,) = right_kv.check(Evidence.load(folder))
+    assert result.seen == f"{COULD_NOT}: cold: 8 of 16 prompts answered with log probabilities"
+
+
+def test_one_prompt_eight_times_is_one_prompt(tmp_path: Path) -> None:
+    def same(rows: Rows) -> None:
+        for row in rows:
+            row["key"] = "p0"
+
+    (result,) = right_kv.check(Evidence.load(trial(tmp_path, "native-host", edit_requests=same)))
+    assert result.seen == f"{COULD_NOT}: cold: 1 of 8 prompts answered with log probabilities"
+
+
+@pytest.mark.parametrize(("off", "decision"), [(NOISE, "not-checked"), (0.4, "fail")])
+def test_a_pass_of_which_most_was_computed_shows_only_what_is_wrong(tmp_path: Path, off: float, decision: str) -> None:
+    """Seven prompts were evicted and computed: that they agree with computing says nothing about loading."""
+    name, since = "vllm:prompt_tokens_by_source_total", "right-kv/first-hit/1:end"
+
+    def edit(rows: Rows) -> None:
+        shift(rows, "vllm:prompt_tokens_cached_by_source_total", -7 * 512, since=since, source="external_unspecified")
+        shift(rows, name, -7 * 512, since=since, source="external_kv_transfer")
+        shift(rows, name, 7 * 512, since=since, source="local_compute")
+
+    control = Evidence.load(trial(tmp_path, "prefix-cache"))
+    folder = trial(tmp_path, "mooncake-store", NOISY | {("first-hit", 3): off}, edit_counters=edit)
+    evidence = Evidence.load(folder)
+    assert right_kv.check(evidence) == []
+    first, later = right_kv.check_block([control, evidence])[evidence.key]
+    assert (first.decision, later.decision) == (decision, "pass")
+    # The table says "not checked" and "right", or "wrong" and "right".
+    beyond = [part.beyond for part in right_kv.deviations([control, evidence])[evidence.key]]
+    assert beyond == [None if decision == "not-checked" else 1, 0]
+    if decision == "not-checked":
+        assert first.seen.startswith("512 of 4096 tokens were loaded, the rest computed; first hits: 0 of 8")
 
 
 def test_hits_that_were_computed_are_no_evidence(tmp_path: Path) -> None:
@@ -358,6 +410,12 @@ def test_timed_passes_are_those_of_workloads(tmp_path: Path) -> None:
 def test_deviation(one: dict[str, float], other: dict[str, float], expected: float) -> None:
     assert deviation(one, other) == pytest.approx(expected)
     assert deviation(other, one) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_has_no_deviation(value: float) -> None:
+    with pytest.raises(ValueError, match="no finite number"):
+        deviation({"1": -1.0}, {"1": value})
 
 
 def test_greedy_token_of_a_tie_is_the_same_in_any_order() -> None:

@@ -361,6 +361,32 @@ def test_request_that_is_not_whole(tmp_path: Path, change: dict[str, Any], seen:
     assert decisions(results, "burst") == ["pass"]
 
 
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"first_token_ns": None},
+        {"send_ns": None},
+        {"end_ns": None},
+        # A TTFT below 0, as a clock of another kind would give it.
+        {"first_token_ns": 1},
+        {"end_ns": 1},
+    ],
+)
+def test_request_whose_times_are_none(tmp_path: Path, times: dict[str, Any]) -> None:
+    folder = write_trial(tmp_path, edit_requests=lambda rows: rows[0].update(times))
+    failed = run("all-completed", folder)[0]
+    assert failed.decision == "fail"
+    assert failed.seen == "cold 0 request 0: sent, first token and end are no times in this order"
+
+
+def test_request_that_is_there_twice_and_another_never(tmp_path: Path) -> None:
+    def twice(rows: Rows) -> None:
+        rows[-1] = dict(rows[-2])
+
+    (_, burst) = run("all-completed", write_trial(tmp_path, edit_requests=twice))
+    assert (burst.decision, burst.seen) == ("fail", "warm 3: 3 of 4 requests recorded")
+
+
 def test_request_that_is_missing(tmp_path: Path) -> None:
     results = run("all-completed", write_trial(tmp_path, edit_requests=lambda rows: rows.pop()))
     assert only(results, "fail").seen == "warm 3: 3 of 4 requests recorded"
@@ -533,6 +559,14 @@ def test_preemptions(tmp_path: Path) -> None:
         ({"client_cpu_ns": 10**13}, "fail"),
         ({"loop_lag_max_ns": None}, "not-checked"),
         ({"client_cpu_ns": None}, "not-checked"),
+        # Kernel stamps are in the records: a busy loop that read every chunk in time falsified nothing.
+        ({"loop_lag_max_ns": 900 * MS, "edge_late_max_ns": 3 * MS, "read_late_p99_ns": 2 * MS}, "pass"),
+        ({"loop_lag_max_ns": None, "edge_late_max_ns": 3 * MS, "read_late_p99_ns": 2 * MS}, "pass"),
+        ({"edge_late_max_ns": 900 * MS, "read_late_p99_ns": 2 * MS}, "fail"),
+        ({"edge_late_max_ns": 3 * MS, "read_late_p99_ns": 900 * MS}, "fail"),
+        ({"edge_late_max_ns": None, "read_late_p99_ns": 900 * MS}, "fail"),
+        # One late read among a hundred, of no first token and no end.
+        ({"edge_late_max_ns": 3 * MS, "read_late_p99_ns": 2 * MS, "read_late_max_ns": 900 * MS}, "pass"),
     ],
 )
 def test_client(tmp_path: Path, change: dict[str, Any], decision: str) -> None:
@@ -560,6 +594,15 @@ def test_noise_is_said_with_the_passes_that_were_looked_at(tmp_path: Path) -> No
 
     seen = [result.seen for result in run("quiet-host", write_trial(tmp_path, edit_probes=blind))]
     assert seen == ["1.0% in cold 0; 1 of 4 passes had a sample", "no sample fell into a pass"]
+
+
+def test_client_of_a_pass_that_took_no_time(tmp_path: Path) -> None:
+    def still(data: Any) -> None:
+        data["passes"][1]["end_ns"] = data["passes"][1]["start_ns"]
+
+    failed = run("client-not-saturated", write_trial(tmp_path, edit_trial=still))[0]
+    assert failed.decision == "fail"
+    assert "first-hit 1: client took" in failed.seen
 
 
 # counters-add-up
@@ -609,6 +652,45 @@ def test_counters_that_contradict(tmp_path: Path, fault: Callable[[Rows], None],
     failed = next(result for result in results if result.workload == "repeat")
     assert failed.decision == "fail"
     assert failed.seen.startswith(seen)
+
+
+@pytest.mark.parametrize("younger", [True, False], ids=["start time", "counters alone"])
+@pytest.mark.parametrize("setup", ["plain", "prefix-cache"])
+def test_engine_that_began_anew_between_two_passes(tmp_path: Path, setup: str, younger: bool) -> None:
+    """Each pass's own window is sound then, and the warm-up of the new engine is in the next one."""
+
+    def begin(rows: Rows) -> None:
+        first = next(place for place, row in enumerate(rows) if row["mark"] == "repeat/first-hit/1:start")
+        gone = {
+            name: float(value)
+            for name, _, value in (line.rpartition(" ") for line in rows[first]["pages"]["engine"].splitlines())
+            if name.startswith("vllm:")
+        }
+        for row in rows[first:]:
+            lines = []
+            for line in row["pages"]["engine"].splitlines():
+                name, _, value = line.rpartition(" ")
+                lines.append(f"{name} {float(value) - gone[name]!r}" if name in gone else line)
+            page = "\n".join(lines) + "\n"
+            row["pages"]["engine"] = page.replace("1700000000.0", "1700000777.0") if younger else page
+
+    folder = write_trial(tmp_path, setup=setup, edit_counters=begin)
+    assert all(not window.problems for window in Evidence.load(folder).windows)
+    failed, other = run("counters-add-up", folder)
+    assert (failed.decision, other.decision) == ("fail", "pass")
+    assert failed.seen.startswith("before first-hit 1: engine restarted between passes (")
+
+
+def test_page_of_an_older_process(tmp_path: Path) -> None:
+    """Somebody else's server, whose counters are higher: nothing went back."""
+
+    def older(rows: Rows) -> None:
+        for row in rows[-3:]:
+            row["pages"]["engine"] = row["pages"]["engine"].replace("1700000000.0", "1600000000.0")
+
+    (_, failed) = run("counters-add-up", write_trial(tmp_path, edit_counters=older))
+    assert failed.decision == "fail"
+    assert "process start time 1700000000.00, then 1600000000.00" in failed.seen
 
 
 def test_counters_that_are_missing(tmp_path: Path) -> None:

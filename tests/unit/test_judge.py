@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from trial_factory import FAMILIES, Load, Rows, drop, rehash, shift, write_experiment, write_trial
 
+from kvladder.config import registry
 from kvladder.config.experiment import GateConfig
 from kvladder.config.records import Verdict
+from kvladder.gates.base import COULD_NOT
 from kvladder.judge import BlockVerdict, apply_block, judge_block, judge_trial
 
 BY_SOURCE = "vllm:prompt_tokens_by_source_total"
@@ -33,6 +35,20 @@ def test_good_trial_is_valid(tmp_path: Path, setup: str) -> None:
     assert len(verdict.windows) == 8
     assert all(window.prompt_tokens for window in verdict.windows)
     assert Verdict.model_validate_json(verdict.model_dump_json(by_alias=True)) == verdict
+
+
+def test_a_folder_without_anything_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rooflines would lie four levels up."""
+    folder = write_trial(tmp_path, setup="native-host")
+    monkeypatch.setattr(Path, "absolute", lambda _: Path("/trial"))
+    assert judge_trial(folder).status == "valid"
+
+
+def test_the_readme_says_what_every_gate_is_for() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    table = text.split("| gate | ")[1].split("\n\n")[0]
+    named = {name for line in table.splitlines()[2:] for name in line.split(" | ")[0].removeprefix("| ").split(", ")}
+    assert named == set(registry.kinds("gates"))
 
 
 def test_reason_names_gate_workload_and_numbers(tmp_path: Path) -> None:
@@ -193,6 +209,43 @@ def test_odd_characters_and_empty_files_are_no_damage(tmp_path: Path) -> None:
     path = folder / "counters.jsonl"
     path.write_text(path.read_text(encoding="utf-8").replace("\\u2028", "\u2028"), encoding="utf-8")
     rehash(folder)
+    assert judge_trial(folder).status == "valid"
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        (("config", "workloads"), []),
+        (("config", "workloads", "repeat"), None),
+        (("config", "engine"), None),
+        (("expected", "kv_bytes_per_token"), "24576"),
+        (("expected", "connector"), "OffloadingConnector"),
+        (("expected", "native_patterns"), 5),
+        (("effective", "block_size"), 0),
+    ],
+)
+def test_record_that_was_edited_by_hand(tmp_path: Path, part: tuple[str, ...], value: Any) -> None:
+    """Its maps are as free as what they hold is different: a wrong kind of value is said, and stops no other trial."""
+
+    def edit(data: Any) -> None:
+        *above, last = part
+        for key in above:
+            data = data[key]
+        data[last] = value
+
+    verdict = judge_trial(write_trial(tmp_path, setup="native-host", edit_trial=edit))
+    assert verdict.status == "invalid"
+    assert verdict.reason is not None
+    assert verdict.reason.startswith(f"{COULD_NOT}: trial.json holds what this version can't use (")
+
+
+@pytest.mark.parametrize("step", [0, -3])
+def test_prefill_step_that_is_none_does_not_hang_the_oracle(tmp_path: Path, step: int) -> None:
+    folder = write_trial(
+        tmp_path,
+        setup="native-host",
+        edit_trial=lambda data: data["effective"]["details"].update(max_num_batched_tokens=step),
+    )
     assert judge_trial(folder).status == "valid"
 
 

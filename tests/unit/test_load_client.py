@@ -108,6 +108,41 @@ def test_server_that_closes_unused_connections() -> None:
     assert server.connections <= 30
 
 
+def test_answer_before_the_request_is_out() -> None:
+    """A server may refuse a body that it hasn't read; what is left of it must not reach the next request's server."""
+    served: list[int] = []
+
+    def serve(sock: Any, connection: int) -> None:
+        sock.recv(1000)
+        served.append(connection)
+        sock.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+        server.stopping.wait(5)
+
+    with ScriptedServer(slow_answer) as server:
+        server._serve = serve  # type: ignore[method-assign]
+        result = send(server.port, requests(2, prompt=2_000_000), concurrency=1)
+    assert [(record.status, record.http_status) for record in result.records] == [("failed", 413)] * 2
+    assert len(set(served)) == 2
+    (first, second) = result.records
+    assert first.end_ns is not None and second.end_ns is not None and second.end_ns - first.eligible_ns < 3e9
+
+
+def test_long_request_to_a_slow_reader_arrives_whole() -> None:
+    """More than a socket takes at once: the rest follows as the server reads."""
+    with ScriptedServer(Exchange.answer) as server:
+        accept = server._serve
+
+        def serve(sock: Any, connection: int) -> None:
+            time.sleep(0.2)
+            accept(sock, connection)
+
+        server._serve = serve  # type: ignore[method-assign]
+        wave = requests(2, prompt=2_000_000)
+        result = send(server.port, wave, concurrency=2)
+        assert sorted(exchange.json["prompt"] for exchange in server.exchanges) == [list(item.prompt) for item in wave]
+    assert [record.error for record in result.records] == [None, None]
+
+
 def test_a_turn_waits_for_the_one_before() -> None:
     with ScriptedServer(slow_answer) as server:
         result = send(server.port, requests(6, after={2: 0, 4: 2, 3: 1}), concurrency=6)

@@ -102,8 +102,7 @@ def test_faultless_stream() -> None:
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
-        "stream_options": {"include_usage": True},
-        "return_token_ids": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
 
 
@@ -130,7 +129,39 @@ def test_text_and_chat_deltas_count_where_there_are_no_ids() -> None:
     record, _ = one(stream(event(None, text="a"), delta, reasoning, event(None, text="d"), usage_event(3, 4), DONE))
     assert (record.status, record.output_tokens, record.token_ids) == ("ok", 4, None)
     assert record.chunk_tokens == [1, 1, 1, 1]
-    assert record.anomalies == ["no token ids: a chunk counts as one token"]
+    assert record.anomalies == ["neither token ids nor a running usage: a chunk counts as one token"]
+
+
+def running(*totals: int, **choice: Any) -> bytes:
+    """Chunks as vLLM sends them for a request that asks for no ids, from an engine that makes no text."""
+    return b"".join(event(None, usage=usage(3, total), token_ids=None, **choice) for total in totals)
+
+
+def test_running_usage_counts_where_there_are_no_ids() -> None:
+    """Exactly: no token, one, two at once, one; the sum at the end adds nothing."""
+    record, exchange = one(stream(running(0), 0.05, running(1), running(3), running(4), usage_event(3, 4), DONE))
+    assert (record.status, record.anomalies) == ("ok", [])
+    assert (record.chunk_tokens, record.output_tokens, record.token_ids) == ([1, 2, 1], 4, None)
+    assert record.first_token_ns is not None
+    assert near(record.first_token_ns, exchange.writes[2][0])
+    assert record.response_id == "cmpl-1"
+
+
+def test_running_usage_wins_over_text() -> None:
+    record, _ = one(stream(running(2, text="a"), running(2, text="b"), running(1), running(4), DONE))
+    assert (record.status, record.chunk_tokens) == ("ok", [2, 2])
+    assert record.anomalies == ["text in a chunk that adds no token to the usage"]
+
+
+def test_running_usage_that_stops_too_early() -> None:
+    record, _ = one(stream(running(1, 2), usage_event(3, 2), DONE))
+    assert (record.status, record.error, record.chunk_tokens) == ("failed", "2 of 4 tokens", [1, 1])
+
+
+def test_usage_in_the_last_chunk_alone() -> None:
+    """Texts count until then; the rest is the last chunk's."""
+    record, _ = one(stream(event(None, text="a"), event(None, text="b"), running(4, text="c"), DONE))
+    assert (record.status, record.chunk_tokens, record.output_tokens) == ("ok", [1, 1, 2], 4)
 
 
 def test_several_tokens_in_a_chunk_and_last_chunks_without_text() -> None:
@@ -376,22 +407,42 @@ def test_response_left_open_after_done() -> None:
     assert near(record.end_ns, exchange.writes[6][0])
 
 
+@pytest.mark.parametrize("cut", range(1, len(DONE)))
+def test_done_in_two_pieces(cut: int) -> None:
+    """Behind a long piece and before another one, as soon as it is whole."""
+
+    def script(exchange: Exchange) -> None:
+        exchange.send(HEAD)
+        exchange.chunks(b":" + b"x" * 1000 + b"\n", *FULL[:-1], DONE[:cut])
+        exchange.chunks(DONE[cut:] + b":" + b"x" * 1000)
+        time.sleep(0.3)
+
+    record, exchange = one(script)
+    assert (record.status, record.anomalies) == ("ok", ["response left open after [DONE]"])
+    assert record.end_ns is not None
+    assert near(record.end_ns, exchange.writes[7][0])
+
+
 def test_done_as_a_tokens_text_ends_nothing() -> None:
     record, _ = one(stream(event([1], text="data: [DONE]\n"), 0.25, ids(2), ids(3), ids(4), usage_event(3, 4), DONE))
     assert (record.status, record.anomalies, record.output_tokens) == ("ok", [], 4)
 
 
-def test_connection_reset() -> None:
+@pytest.mark.parametrize("pause", [0, 0.1])
+def test_connection_reset(pause: float) -> None:
+    """Also together with the data before it."""
+
     def script(exchange: Exchange) -> None:
-        exchange.send(HEAD)
-        exchange.chunks(ids(1))
-        time.sleep(0.1)
+        exchange.send(HEAD + chunked(ids(1)))
+        time.sleep(pause)
         raise Reset
 
     record, _ = one(script)
     assert record.status == "failed"
     assert record.error is not None and "reset" in record.error.lower()
     assert (record.output_tokens, record.http_status) == (1, 200)
+    assert record.end_ns is not None and record.send_ns is not None
+    assert record.end_ns - record.send_ns < LIMITS.stall_s * 0.5e9
 
 
 def test_closed_before_a_response() -> None:

@@ -195,3 +195,32 @@ def test_an_old_file_names_no_host_and_a_damaged_one_is_none(tmp_path: Path) -> 
     assert (found.links[0].max, why) == (7.0, None), "a file that names the host goes before one that names none"
     (tmp_path / "rooflines/a1.json").write_text("{")
     assert len(files.load(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"max": float("inf")},
+        {"max": float("nan")},
+        {"max": 0.0},
+        # A ceiling that the link's own median broke.
+        {"median": 9.0},
+        {"min": 8.0},
+    ],
+)
+def test_a_rate_that_bounds_nothing_is_no_ceiling(tmp_path: Path, damage: dict[str, float]) -> None:
+    """Every claim lies below an infinite one."""
+    write(tmp_path, "rooflines/a1.json", HOST, 7.0)
+    path = tmp_path / "rooflines/a1.json"
+    data = json.loads(path.read_text())
+    data["links"][0].update(damage)
+    path.write_text(json.dumps(data))
+    assert files.load(tmp_path) == []
+
+
+@pytest.mark.parametrize("share", [float("nan"), -0.5, float("inf")])
+def test_a_share_of_the_cpu_that_cannot_be_is_no_quiet_machine(tmp_path: Path, share: float) -> None:
+    write(tmp_path, "rooflines/a1.json", HOST)
+    path = tmp_path / "rooflines/a1.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"cpu_other": share}))
+    assert files.load(tmp_path) == []

@@ -6,6 +6,7 @@ import hashlib
 import tarfile
 from pathlib import Path
 
+import polars as pl
 import pytest
 from trial_factory import write_experiment
 
@@ -70,3 +71,25 @@ def test_what_lies_there_stays(tmp_path: Path) -> None:
 def test_a_name_that_is_not_published_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(Differs, match="'x' isn't published; there is: nothing"):
         rebuild(tmp_path, ["x"])
+
+
+def test_cells_of_a_bench_come_back_without_what_their_columns_give(tmp_path: Path) -> None:
+    finished = tmp_path / "a" / "cells" / "schedule" / "kvladder-1" / "p9-c2-ab" / "r0"
+    unfinished = finished.with_name("r1")
+    moments = {"arrival_ns": [10**15, 10**15 + 7], "write_ns": [[10**15 + 5], []]}
+    frame = pl.DataFrame(moments | {"last_read_ns": [1, 2], "client_first_token_ns": [None, 3]})
+    for folder in (finished, unfinished):
+        folder.mkdir(parents=True)
+        frame.write_parquet(folder / "requests.parquet")
+        (folder / "client.log").write_text("/home/somebody", encoding="utf-8")
+    (finished / "cell.json").write_text("{}", encoding="utf-8")
+    assert pack(tmp_path / "a", tmp_path / "raw.tar.xz") == 1
+    unpack(tmp_path / "raw.tar.xz", tmp_path / "b")
+    back = tmp_path / "b" / finished.relative_to(tmp_path / "a")
+    assert sorted(contents(tmp_path / "b")) == sorted(
+        (back / name).relative_to(tmp_path / "b").as_posix() for name in ("cell.json", "requests.parquet")
+    )
+    assert pl.read_parquet(back / "requests.parquet").equals(frame.select(*moments))
+    # A packed one packs to itself.
+    pack(tmp_path / "b", tmp_path / "again.tar.xz")
+    assert digest(tmp_path / "again.tar.xz") == digest(tmp_path / "raw.tar.xz")

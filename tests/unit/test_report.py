@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import time
@@ -17,8 +16,8 @@ from trial_factory import Family, Load, write_trial
 
 from kvladder import tables
 from kvladder.config import registry
-from kvladder.figures import _style
-from kvladder.report import formats
+from kvladder.figures.parts import style
+from kvladder.report import formats, page
 from kvladder.report.build import build
 
 SHORT = {"demo": {"repeat": Load(warm_rounds=1), "burst": Load(requests=4, concurrency=4, warm_rounds=1)}}
@@ -65,13 +64,13 @@ class Page(HTMLParser):
 @pytest.fixture
 def no_pdf(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layout of a PDF takes seconds; tests of the words don't need one."""
-    monkeypatch.setattr(importlib.import_module("kvladder.report.build"), "_pdf", lambda html: b"")
+    monkeypatch.setattr(page, "pdf", lambda html: b"")
 
 
 def report(root: Path, folders: Iterable[Path], config: dict[str, Any], name: str = "r") -> dict[str, Path]:
     built = tables.build(list(folders), root / "tables", baseline=config["baseline"])
     for kind in registry.kinds("figures"):
-        _style.save(registry.load("figures", kind), built, root / "figures")
+        style.save(registry.load("figures", kind), built, root / "figures")
     out = {ending: root / f"{name}.{ending}" for ending in ("html", "pdf", "md")}
     build(root / "tables", root / "figures", out["html"], out["pdf"], out["md"], config)
     return out
@@ -119,7 +118,7 @@ def test_the_page_stands_alone(demo: dict[str, Path]) -> None:
     assert json.loads(page.json)["baseline"] == "plain"
     # No fetch from a style, no colour of a figure that a dark page couldn't swap.
     assert not re.search(r"url\((?!#)|@import", text)
-    for role, colour in _style.COLOURS.items():
+    for role, colour in style.COLOURS.items():
         drawn = text.count(f"var(--figure-{role}, {colour})")
         assert len(re.findall(rf"(?:fill|stroke): {colour}", text)) == 0, (role, drawn)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import math
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -20,8 +19,10 @@ from kvladder import tables
 from kvladder.config import registry
 from kvladder.config.sources import read
 from kvladder.config.traffic import TrafficContext
-from kvladder.figures import _style, break_even, burst_wall, concurrency, grid, tokens_by_source, ttft
-from kvladder.figures._lines import MOST_LINES
+from kvladder.figures import break_even, burst_wall, concurrency, grid, tokens_by_source, ttft
+from kvladder.figures.parts import style
+from kvladder.figures.parts.lines import MOST_LINES
+from kvladder.report import page
 from kvladder.report.build import build
 from kvladder.tables import Tables
 from kvladder.tables.break_even import hit_row, payback
@@ -149,7 +150,7 @@ def test_a_baseline_with_a_tier_computes_nothing_to_compare_with(tmp_path: Path)
 
 
 @pytest.mark.parametrize("module", MODULES)
-@pytest.mark.parametrize("width", [_style.WIDE, _style.NARROW])
+@pytest.mark.parametrize("width", [style.WIDE, style.NARROW])
 def test_a_figure_of_a_sweep_shows_each_setup_and_clips_nothing(swept: Tables, module: Any, width: float) -> None:
     assert module.applies(swept)
     figure = module.draw(swept, width)
@@ -220,7 +221,7 @@ def test_equal_tables_give_equal_bytes(swept: Tables, tmp_path: Path) -> None:
     digests = []
     for folder in ("a", "b"):
         for module in MODULES:
-            for path in _style.save(module, swept, tmp_path / folder):
+            for path in style.save(module, swept, tmp_path / folder):
                 if path.suffix == ".svg":
                     ET.fromstring(path.read_text(encoding="utf-8"))
         files = sorted((tmp_path / folder).iterdir())
@@ -233,19 +234,19 @@ def test_many_setups_are_reduced_and_counted(tmp_path: Path) -> None:
     loads = {"s": {"grid": Load(warm_rounds=0, cells=((1, 300), (1, 600), (2, 300), (2, 600)))}}
     built = tables.build(write_judged(tmp_path, setups, repeats=1, suites=loads), tmp_path / "out", baseline="plain")
     for module, hidden in ((grid, 30 - grid.MOST_SETUPS), (break_even, 30 - MOST_LINES)):
-        for width in (_style.WIDE, _style.NARROW):
+        for width in (style.WIDE, style.NARROW):
             figure = module.draw(built, width)
             assert clipped(figure) == []
             assert any(f"and {hidden} more setups" in text for text in texts(figure))
 
 
 def said(root: Path, repeats: int, setups: dict[str, Any], loads: dict[str, Any], monkeypatch: Any) -> str:
-    monkeypatch.setattr(importlib.import_module("kvladder.report.build"), "_pdf", lambda html: b"")
+    monkeypatch.setattr(page, "pdf", lambda html: b"")
     built = tables.build(
         write_judged(root, setups, repeats=repeats, suites=loads), root / "tables", baseline="plain"
     )  # fmt: skip
     for kind in registry.kinds("figures"):
-        _style.save(registry.load("figures", kind), built, root / "figures")
+        style.save(registry.load("figures", kind), built, root / "figures")
     out = [root / f"r.{ending}" for ending in ("html", "pdf", "md")]
     suites = {name: list(loads[name]) for name in loads}
     build(root / "tables", root / "figures", *out, config_of(setups, repeats, suites=suites))

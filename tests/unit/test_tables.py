@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import shutil
@@ -14,6 +15,7 @@ from table_factory import DEMO, judge, write_judged
 from trial_factory import Family, Load, write_trial
 
 from kvladder import tables
+from kvladder.plan.digest import PACKAGE
 from kvladder.tables.labels import setup_order, short_labels, workload_order
 from kvladder.tables.model import SCHEMAS, frame
 
@@ -297,6 +299,27 @@ def test_parity_asked_and_measured(tmp_path: Path) -> None:
     assert (hit["asked"], hit["measured"], hit["agrees"]) == ("2816", "2816", True)
     size = one(built.parity, setup="mooncake-store", property="remote tier")
     assert (size["measured"], size["agrees"]) == (None, None)
+
+
+@pytest.mark.parametrize(("prompt_tokens", "hit"), [(3000, 2816), (3072, 3071)])
+def test_parity_asks_what_the_setup_expects(tmp_path: Path, prompt_tokens: int, hit: int) -> None:
+    """LMCache in the engine's process gives a prompt of whole chunks but for its last token."""
+    config = {"kind": "lmcache-v1", "cpu_bytes": 1 << 30}
+    workloads = {"repeat": Load(requests=2, prompt_tokens=prompt_tokens)}
+    folder = write_trial(
+        tmp_path, setup="lmcache-v1", family=Family("cpu", 256), setup_config=config, workloads=workloads
+    )
+    judge(folder)
+    row = one(
+        tables.build([folder], tmp_path / "out", baseline="plain").parity,
+        property="hit of a prompt repeated in repeat",
+    )
+    assert row["asked"] == str(hit)
+
+
+def test_the_pipeline_knows_every_table() -> None:
+    text = (PACKAGE.parent / "rules" / "common.smk").read_text(encoding="utf-8")
+    assert set(ast.literal_eval(text.split("TABLE_NAMES = ")[1].split("\n)")[0] + ")")) == set(SCHEMAS)
 
 
 def test_parity_names_what_differs_between_trials(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from table_factory import SWEPT, SWEEPS, judge, write_judged
+from table_factory import SWEEPS, SWEPT, judge, write_judged
 from trial_factory import Load, write_trial
 
 from kvladder.stats.samples import median, quantile

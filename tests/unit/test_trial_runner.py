@@ -8,11 +8,15 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kvladder.config.experiment import plan, validate
 from kvladder.config.stack import StackConfig, StackStamp
+from kvladder.config.traffic import PassPlan
+from kvladder.serving.errors import ServerFailed
 from kvladder.trial import runner
 from kvladder.trial.session import Job, Stack
 
@@ -74,3 +78,37 @@ def test_other_trouble_with_files_is_no_result(tmp_path: Path, job: Job, monkeyp
     with pytest.raises(OSError, match="Input/output error"):
         runner.run_trial(job, plan(CONFIG)[0], tmp_path / "trial")
     assert not (tmp_path / "trial" / "trial.json").exists()
+
+
+METRICS_DIED = (
+    "(APIServer pid=6) ERROR 11-29 16:35:01 [async_llm.py:800] AsyncLLM output_handler failed.\n"
+    "(APIServer pid=6) ERROR 11-29 16:35:01 [async_llm.py:800] Traceback (most recent call last):\n"
+    "(APIServer pid=6) ERROR 11-29 16:35:01 [async_llm.py:800]   File x\n"
+    "(APIServer pid=6) ERROR 11-29 16:35:01 [async_llm.py:800] "
+    "ValueError: Counters can only be incremented by non-negative amounts.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (METRICS_DIED, "ValueError: Counters can only be incremented by non-negative amounts."),
+        ("INFO: all is well\n", "no request of repeat/warm/2 came through: no byte for 1.5 s"),
+    ],
+    ids=["the log knows", "nobody knows"],
+)
+def test_an_engine_that_lives_and_streams_nothing(tmp_path: Path, log: str, reason: str) -> None:
+    """C2b: /health answers, every stream stalls: the log's own line is the reason, after the stall deadline."""
+    (tmp_path / "engine.log").write_text(log, encoding="utf-8")
+    engine = SimpleNamespace(spec=SimpleNamespace(log=tmp_path / "engine.log"))
+    session: Any = SimpleNamespace(
+        group=SimpleNamespace(named=lambda name: engine), failed=lambda reason: ServerFailed("engine", reason, tmp_path)
+    )
+    stalled = SimpleNamespace(status="failed", error="no byte for 1.5 s")
+    whole: Any = SimpleNamespace(records=[stalled, SimpleNamespace(status="ok", error=None)])
+    nothing: Any = SimpleNamespace(records=[stalled, stalled])
+    plan = PassPlan("repeat", "warm", 2, 1, [])
+    runner._Run._check_served(session, plan, whole)
+    with pytest.raises(ServerFailed) as caught:
+        runner._Run._check_served(session, plan, nothing)
+    assert caught.value.reason == reason

@@ -303,7 +303,7 @@ FAULTS = [
         "client-overload",
         "a client that doesn't get the core it needs",
         "invalid",
-        ("client-not-saturated", "loop late by"),
+        ("client-not-saturated", "first tokens and ends late by"),
         "client-frozen:20",
     ),
     Fault(

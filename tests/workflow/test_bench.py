@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,8 @@ from typing import Any
 import polars as pl
 import pytest
 import yaml
+
+from kvladder.provenance.publish import derived_sums
 
 from .conftest import Done, Project, clone
 
@@ -26,7 +31,9 @@ BENCH: dict[str, Any] = {
         },
     ],
 }
-TABLES = {"bench_tables": 1}
+PAGES = {"write_bench_report": 1}
+FIGURES = {"draw_bench_figure": 3} | PAGES
+TABLES = {"bench_tables": 1} | FIGURES
 
 
 def run(project: Project, *arguments: str, **changes: Any) -> Done:
@@ -47,7 +54,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     project = clone(tmp_path_factory.mktemp("bench") / "clone")
     done = run(project)
     assert done.code == 0, done.text
-    assert done.jobs() == {"build_server": 1, "measure_client": 2, "bench_tables": 1}
+    assert done.jobs() == {"build_server": 1, "measure_client": 2} | TABLES
     yield project
 
 
@@ -65,6 +72,47 @@ def test_tables_of_a_run(measured: Project) -> None:
         ("error-200", "kvladder", 4, 4, 0, 4),
     ]
     assert "| error-200 | kvladder " in (tables / "summary.md").read_text(encoding="utf-8")
+
+
+def test_the_report_of_a_run(measured: Project) -> None:
+    page = (measured.folder / "reports" / "tiny-truth.html").read_text(encoding="utf-8")
+    assert "Prompts of 50 ids" in page and "sends an error object after HTTP 200" in page
+    assert (measured.folder / "reports" / "tiny-truth.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_published_cells_give_the_same_tables_and_figures(bench: Project) -> None:
+    results, published = bench.folder / "results", bench.folder / "results" / "published" / "tiny"
+    first = derived_sums(results / "tiny-truth")
+    assert len(first) == 3 + 2 * 3
+    assert publish(bench, "pack", "bench.yaml", "tiny").returncode == 0
+    shutil.rmtree(results / "tiny-truth")
+    sums = "".join(f"{value}  {name}\n" for name, value in first.items())
+    (published / "derived.sha256").write_text(sums, encoding="utf-8")
+    done = publish(bench, "rebuild", "tiny")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (results / "tiny-truth").exists()
+    assert not list((results / "published-tiny").glob("**/client.log"))
+    page = bench.folder / "reports" / "published" / "tiny.html"
+    assert "Prompts of 50 ids" in page.read_text(encoding="utf-8")
+    # A cell that the archive lacks is an error: nothing is measured for it.
+    shutil.rmtree(results / "published-tiny")
+    text = (published / "experiment.yaml").read_text(encoding="utf-8")
+    (published / "experiment.yaml").write_text(text.replace("ttft_ms: 5", "ttft_ms: 6"), encoding="utf-8")
+    lacking = publish(bench, "rebuild", "tiny")
+    assert lacking.returncode != 0
+    assert "Missing input files for rule bench_tables" in lacking.stdout + lacking.stderr
+
+
+def publish(project: Project, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kvladder.provenance.publish", *arguments],
+        cwd=project.folder,
+        env=project.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
 
 
 def test_nothing_to_be_done(bench: Project) -> None:
@@ -94,6 +142,8 @@ def test_another_repeat_measures_itself(bench: Project) -> None:
         ("load/connection.py", {"measure_client": 2} | TABLES),
         ("bench/cell.py", {"measure_client": 2} | TABLES),
         ("bench/tables.py", TABLES),
+        ("bench/figures/cost.py", FIGURES),
+        ("bench/report.py", PAGES),
         ("bench/clients/aiperf.py", {}),
     ],
 )

@@ -23,7 +23,7 @@ from kvladder.config import registry
 from kvladder.config.base import Record, Strict
 from kvladder.config.experiment import GateConfig
 from kvladder.config.records import GateResult, HitDeviation, TrialRecord, Verdict
-from kvladder.gates import below_the_limit, raw_files_intact, right_kv
+from kvladder.gates import below_the_limit, hits_as_predicted, raw_files_intact, right_kv
 from kvladder.gates.base import COULD_NOT, BlockGate, Evidence, Gate, TrialKey, Unreadable
 
 _ALWAYS_ON = "raw-files-intact"
@@ -68,12 +68,21 @@ def judge_trial(folder: Path, config: GateConfig | None = None) -> Verdict:
         return _verdict(trial, "invalid", reason(results), results)
     try:
         results = [result for name, gate in _trial_gates() if _is_on(name, config) for result in gate.check(evidence)]
+        measured = {
+            "windows": evidence.windows,
+            "rates": below_the_limit.claims(evidence),
+            "predictions": hits_as_predicted.predictions(evidence),
+        }
     except Unreadable as error:
         return _verdict(trial, "invalid", f"{COULD_NOT}: {error}", [])
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Values of other kinds than kvladder writes, in parts of trial.json that no model describes.
+        what = f"trial.json holds what this version can't use ({type(error).__name__}: {error})"
+        return _verdict(trial, "invalid", f"{COULD_NOT}: {what}", [])
     results = _decide_by(config, results) + _switched_off(config)
     why = reason(results)
     verdict = _verdict(trial, "valid" if why is None else "invalid", why, results)
-    return verdict.model_copy(update={"windows": evidence.windows, "rates": below_the_limit.claims(evidence)})
+    return verdict.model_copy(update=measured)
 
 
 def judge_block(folders: Sequence[Path], verdicts: Sequence[Verdict], config: GateConfig | None = None) -> BlockVerdict:

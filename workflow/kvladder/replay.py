@@ -116,7 +116,7 @@ def predict(trial: TrialRecord, setup: SetupConfig, sent: Mapping[int, Sequence[
         return None
     hierarchy = setup.hierarchy(block, capacities(trial, setup), trial.effective.engine_version)
     step = trial.effective.details.get("max_num_batched_tokens")
-    if isinstance(step, int):
+    if isinstance(step, int) and step > 0:
         hierarchy = hierarchy.stepped(step)
     sent_all = _sequence(trial, setup, sent, block)
     serial = replay(sent_all.items, hierarchy)

@@ -3,6 +3,7 @@ import os
 import re
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 from kvladder.config import registry, rooflines
@@ -80,6 +81,7 @@ TABLE_NAMES = (
     "break_even",
     "gates",
     "right_kv",
+    "oracle",
     "parity",
     "limits",
     "rooflines",
@@ -165,14 +167,20 @@ def start_record(wildcards):
     return [] if FOLDED else ancient(STARTS[wildcards.setup])
 
 
+@cache
+def code_of_setup(setup, suite=None):
+    """Modules that make raw data of a setup: the same for every repeat, so looked for once."""
+    return bringup.code_of_setup(EXPERIMENT, setup, suite)
+
+
 def measuring_code(wildcards):
     """Modules that make a job's raw data; their content counts, not their time."""
-    return ancient([shown(path) for path in bringup.code_of_setup(EXPERIMENT, wildcards.setup, wildcards.get("suite"))])
+    return ancient([shown(path) for path in code_of_setup(wildcards.setup, wildcards.get("suite"))])
 
 
 def code_digest(wildcards):
     """Content of `measuring_code`, without comments and formatting."""
-    return digest.digest(bringup.code_of_setup(EXPERIMENT, wildcards.setup, wildcards.suite), paths.ROOT)
+    return digest.digest(code_of_setup(wildcards.setup, wildcards.suite), paths.ROOT)
 
 
 def code_of(*names):
@@ -217,6 +225,8 @@ def figure_category(wildcards):
 
 if workflow.is_main_process:
     print(f"kvladder: {EXPERIMENT.experiment}: {SELECTION.describe(GPUS)}", file=sys.stderr)
+    for warning in EXPERIMENT.short_prompts():
+        print(f"kvladder: {warning}", file=sys.stderr)
     os.environ[WORKFLOW_PID] = str(os.getpid())
     if BUDGET_S is not None:
         os.environ.setdefault(estimate.DEADLINE, str(time.time() + BUDGET_S))

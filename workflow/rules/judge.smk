@@ -1,3 +1,15 @@
+# What gates lean on: counters as setups read them, and the hit oracle's replay of what workloads sent.
+JUDGING = (
+    "counters",
+    "setups",
+    "workloads",
+    "replay.py",
+    "stats/oracle.py",
+    "stats/logprobs.py",
+    "config/rooflines.py",
+)
+
+
 rule judge:
     input:
         JUDGED,
@@ -8,7 +20,7 @@ rule judge_trial:
     input:
         trial=TRIAL,
         rooflines=KNOWN_ROOFLINES,
-        code=code_of("judge.py", "gates", "counters", "setups"),
+        code=code_of("judge.py", "gates", *JUDGING),
     output:
         OWN_VERDICT,
     log:
@@ -26,7 +38,7 @@ rule judge_block:
     input:
         trials=of_block(TRIAL),
         verdicts=of_block(OWN_VERDICT),
-        code=code_of("judge.py", "gates", "counters"),
+        code=code_of("judge.py", "gates", *JUDGING),
     output:
         BLOCK,
     log:

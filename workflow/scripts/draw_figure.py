@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kvladder.config import registry
-from kvladder.figures._style import save
+from kvladder.figures.parts.style import save
 from kvladder.tables.model import load
 
 module = registry.load("figures", snakemake.wildcards.figure.replace("_", "-"))

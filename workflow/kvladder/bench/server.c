@@ -286,8 +286,9 @@ static struct span frame_send(struct connection *c) {
 }
 
 static void put_usage(const struct request *r) {
+    int tokens = option.fault == NO_TEXT ? 0 : r->sent; /* without text because there was no token */
     putf("{\"prompt_tokens\":%d,\"total_tokens\":%d,\"completion_tokens\":%d,\"prompt_tokens_details\":null}", 1,
-         1 + r->sent, r->sent);
+         1 + tokens, tokens);
 }
 
 static const char *line_end(void) { return option.fault == CRLF ? "\r\n\r\n" : "\n\n"; }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from kvladder.stats.samples import median, quantile
 Row = dict[str, Any]
 
 OWN = "kvladder"
+TITLES = {OWN: "kvladder", "vllm": "vllm bench serve", "aiperf": "AIPerf", "guidellm": "GuideLLM"}
+"""Clients as tables and figures call them, in their order there: the own one first."""
 _MS = 1e6
 _MB = 1e6
 
@@ -83,6 +87,9 @@ the own client's is that of its pass. ``server_jitter`` is write less deadline, 
 
 GOALS: dict[str, Any] = {
     "goal": pl.String,
+    "column": pl.String,
+    "above": pl.Int64,
+    "up_to": pl.Int64,
     "limit": pl.Float64,
     "worst": pl.Float64,
     "where": pl.String,
@@ -90,19 +97,46 @@ GOALS: dict[str, Any] = {
     "unknown": pl.Int64,
     "met": pl.Boolean,
 }
-"""Columns of ``goals``: the worst of the own client's cells on one core. ``met`` is null where nothing could be
+"""Columns of ``goals``: the worst of the own client's cells on one core. ``column`` is that of ``cells``, ``above`` and
+``up_to`` the levels of concurrency that the goal is about, null for no bound. ``met`` is null where nothing could be
 checked, or what could be checked keeps the limit while other cells are ``unknown``."""
+
+MACHINES: dict[str, Any] = {
+    "host_id": pl.String,
+    "cpu": pl.String,
+    "cores": pl.Int64,
+    "memory_bytes": pl.Int64,
+    "kernel": pl.String,
+    "cells": pl.Int64,
+}
+"""Columns of ``machines``: where the cells were measured; one row a machine and boot."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTables:
+    """The bench's tables: `CELLS`, `GOALS` and `MACHINES` describe their columns."""
+
+    cells: pl.DataFrame
+    goals: pl.DataFrame
+    machines: pl.DataFrame
+
+
+def load(folder: Path) -> BenchTables:
+    """What `build` wrote. Raises OSError."""
+    return BenchTables(*(pl.read_parquet(folder / f"{name}.parquet") for name in ("cells", "goals", "machines")))
 
 
 def build(folders: Iterable[Path], goals: BenchGoals, out: Path) -> None:
-    """Write ``cells`` and ``goals`` (parquet, csv) and ``summary.md``. Equal cells give equal bytes.
+    """Write ``cells``, ``goals`` and ``machines`` (parquet, csv) and ``summary.md``. Equal cells give equal bytes.
 
     Raises OSError or ValueError for a cell that can't be read.
     """
-    rows = sorted((read_cell(folder) for folder in folders), key=_order)
+    places = list(folders)
+    rows = sorted((read_cell(folder) for folder in places), key=_order)
     judged = judge(rows, goals)
     out.mkdir(parents=True, exist_ok=True)
-    for name, schema, table in (("cells", CELLS, rows), ("goals", GOALS, judged)):
+    tables = (("cells", CELLS, rows), ("goals", GOALS, judged), ("machines", MACHINES, machines(places)))
+    for name, schema, table in tables:
         frame = pl.DataFrame(table, schema=schema)
         frame.write_parquet(out / f"{name}.parquet")
         frame.write_csv(out / f"{name}.csv", float_precision=6)
@@ -116,7 +150,7 @@ def _order(row: Row) -> tuple[Any, ...]:
 
 def read_cell(folder: Path) -> Row:
     """One row of ``cells``. Raises OSError or ValueError."""
-    record = CellRecord.model_validate_json((folder / "cell.json").read_text(encoding="utf-8"))
+    record = _record(folder)
     requests = pl.read_parquet(folder / "requests.parquet").sort("arrival_ns", "number")
     cell = record.cell
     own = {
@@ -141,6 +175,18 @@ def read_cell(folder: Path) -> Row:
         **_load(requests, record),
         **_server(requests, cell.itl_ms, cell.fault == "none"),
     }
+
+
+def _record(folder: Path) -> CellRecord:
+    return CellRecord.model_validate_json((folder / "cell.json").read_text(encoding="utf-8"))
+
+
+def machines(folders: Iterable[Path]) -> list[Row]:
+    """Rows of ``machines``. Raises OSError or ValueError."""
+    columns = [name for name in MACHINES if name != "cells"]
+    hosts = (_record(folder).host.model_dump() for folder in folders)
+    counts = Counter(tuple(host[name] for name in columns) for host in hosts)
+    return [dict(zip(MACHINES, (*host, count), strict=True)) for host, count in sorted(counts.items())]
 
 
 def _biases(requests: pl.DataFrame, concurrency: int) -> Row:
@@ -233,73 +279,108 @@ def judge(rows: Sequence[Row], goals: BenchGoals) -> list[Row]:
     """The goals, each against the worst of the own client's runs on one core."""
     own = [row for row in rows if row["client"] == OWN and row["cores"] == 1]
     schedule = [row for row in own if row["kind"] == "schedule"]
-    low = [row for row in schedule if row["concurrency"] <= 256]
-    high = [row for row in schedule if row["concurrency"] > 256]
     rate = [row for row in own if row["kind"] == "rate"]
     return [
         _goal("TTFT bias, p50, ms", "ttft_bias_p50_ms", schedule, goals.ttft_p50_ms),
-        _goal("TTFT bias, p99, up to 256 in flight, ms", "ttft_bias_p99_ms", low, goals.ttft_p99_ms),
-        _goal("TTFT bias, p99, above 256 in flight, ms", "ttft_bias_p99_ms", high, goals.ttft_p99_above_256_ms),
+        _goal("TTFT bias, p99, up to 256 in flight, ms", "ttft_bias_p99_ms", schedule, goals.ttft_p99_ms, up_to=256),
+        _goal(
+            "TTFT bias, p99, above 256 in flight, ms",
+            "ttft_bias_p99_ms",
+            schedule,
+            goals.ttft_p99_above_256_ms,
+            above=256,
+        ),
         _goal("TTFT bias, p99, first wave included, ms", "ttft_bias_all_p99_ms", schedule, goals.first_wave_p99_ms),
         _goal("gap error, p99, ms", "gap_error_p99_ms", schedule, goals.gap_p99_ms),
-        _goal("concurrency held, share", "held_share", schedule, goals.concurrency_held, at_least=True),
+        _goal("concurrency held, share", "held_share", schedule, goals.concurrency_held),
         _goal("CPU seconds per 1,000 requests", "cpu_s_per_1000", schedule, goals.cpu_s_per_1000),
         _goal("MB beyond the payload per 1,000 requests", "extra_mb_per_1000", schedule, goals.memory_mb_per_1000),
-        _goal("requests a second without delay", "rate_per_s", rate, goals.zero_delay_rps, at_least=True),
+        _goal("requests a second without delay", "rate_per_s", rate, goals.zero_delay_rps),
     ]
 
 
-def _goal(name: str, column: str, rows: Sequence[Row], limit: float, *, at_least: bool = False) -> Row:
-    known = [row for row in rows if row.get(column) is not None]
-    worst = (min if at_least else max)(known, key=lambda row: row[column], default=None)
+AT_LEAST = frozenset({"held_share", "rate_per_s"})
+"""Columns of which more is better: a goal for one is a lower limit."""
+
+
+def _goal(
+    name: str, column: str, rows: Sequence[Row], limit: float, *, above: int | None = None, up_to: int | None = None
+) -> Row:
+    inside = [row for row in rows if (above or 0) < row["concurrency"] <= (up_to or row["concurrency"])]
+    known = [row for row in inside if row.get(column) is not None]
+    at_least = column in AT_LEAST
+    # A bias below zero is one, too.
+    worst = (min if at_least else max)(known, key=lambda row: abs(row[column]), default=None)
     met: bool | None = None
     if worst is not None:
-        met = worst[column] >= limit if at_least else worst[column] <= limit
-        if met and len(known) < len(rows):
+        met = worst[column] >= limit if at_least else abs(worst[column]) <= limit
+        if met and len(known) < len(inside):
             met = None
     return {
         "goal": name,
+        "column": column,
+        "above": above,
+        "up_to": up_to,
         "limit": limit,
         "worst": None if worst is None else worst[column],
-        "where": None if worst is None else _place(worst),
-        "cells": len(rows),
-        "unknown": len(rows) - len(known),
+        "where": None if worst is None else place(worst),
+        "cells": len(inside),
+        "unknown": len(inside) - len(known),
         "met": met,
     }
 
 
-def _place(row: Row) -> str:
+def place(row: Row) -> str:
+    """A cell's point in words: ``16 in flight, 1,000 ids``."""
     return f"{row['concurrency']} in flight, {row['prompt_tokens']:,} ids{'' if row['echo'] else ', no echo'}"
 
 
-BETTER = (
-    ("ttft_bias_p50_ms", "median TTFT bias", abs),
-    ("ttft_bias_p99_ms", "99th percentile of TTFT bias", abs),
-    ("gap_error_p99_ms", "99th percentile of gap error", abs),
-    ("held_share", "concurrency held", lambda value: -value),
-    ("cpu_s_per_1000", "CPU per 1,000 requests", abs),
-    ("peak_rss_mb", "peak memory", abs),
-    ("rate_per_s", "requests a second", lambda value: -value),
-)
-"""What clients are compared by: column, name, and a key by which less is better. A bias counts by its size."""
+COMPARED = {
+    "ttft_bias_p50_ms": "median TTFT bias",
+    "ttft_bias_p99_ms": "99th percentile of TTFT bias",
+    "gap_error_p99_ms": "99th percentile of gap error",
+    "held_share": "concurrency held",
+    "cpu_s_per_1000": "CPU per 1,000 requests",
+    "peak_rss_mb": "peak memory",
+    "rate_per_s": "requests a second",
+}
+"""What clients are compared by: columns of ``cells``, and their names. A bias counts by its size."""
 
 
-def better_peers(rows: Sequence[Row]) -> list[str]:
-    """One line for every point and column at which a peer beats the own client on as many cores."""
-    lines = []
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A peer's value beside the own client's at the same point, on as many cores."""
+
+    client: str
+    place: str
+    column: str
+    theirs: float
+    mine: float
+
+    @property
+    def better(self) -> bool:
+        """Whether the peer's is the better one."""
+        if self.column in AT_LEAST:
+            return self.theirs > self.mine
+        return abs(self.theirs) < abs(self.mine)
+
+
+def comparisons(rows: Sequence[Row]) -> list[Comparison]:
+    """Every value of `COMPARED` that a peer and the own client both have at a point."""
+    found = []
     points = ("kind", "prompt_tokens", "echo", "concurrency", "cores", "repeat")
     own = {tuple(row[p] for p in points): row for row in rows if row["client"] == OWN}
     for row in rows:
         ours = own.get(tuple(row[p] for p in points))
         if ours is None or row["client"] == OWN or row["kind"] not in ("schedule", "rate"):
             continue
-        for column, name, key in BETTER:
+        for column in COMPARED:
             if column == "rate_per_s" and row["kind"] != "rate":
                 continue  # on a schedule the server sets it
             mine, theirs = ours.get(column), row.get(column)
-            if mine is not None and theirs is not None and key(theirs) < key(mine):
-                lines.append(f"{row['client']}, {_place(row)}: {name} {theirs:.3g} against {mine:.3g}")
-    return lines
+            if mine is not None and theirs is not None:
+                found.append(Comparison(row["client"], place(row), column, theirs, mine))
+    return found
 
 
 def summary(rows: Sequence[Row], judged: Sequence[Row]) -> str:
@@ -322,7 +403,11 @@ def summary(rows: Sequence[Row], judged: Sequence[Row]) -> str:
     if faults:
         lines += ["", "## Streams that misbehave", "", *_fault_table(faults)]
     lines += ["", "## Where a peer is better", ""]
-    lines += [f"- {line}" for line in better_peers(rows)] or ["Nowhere in these cells."]
+    lines += [
+        f"- {each.client}, {each.place}: {COMPARED[each.column]} {each.theirs:.3g} against {each.mine:.3g}"
+        for each in comparisons(rows)
+        if each.better
+    ] or ["Nowhere in these cells."]
     return "\n".join(lines) + "\n"
 
 

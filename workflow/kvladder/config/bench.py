@@ -152,7 +152,7 @@ class CellRecord(Record):
     extra_rss_bytes: int | None = Field(
         default=None, description="Own client: peak memory less what it had before the pass, sent and received bytes."
     )
-    loop_lag_max_ns: int | None = Field(default=None, description="Own client: longest delay of its 5 ms timer.")
+    loop_lag_max_ns: int | None = Field(default=None, description="Own client: longest delay of its timer.")
 
 
 def plan(config: BenchConfig) -> list[BenchCell]:

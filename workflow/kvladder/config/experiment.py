@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from kvladder.config import registry
 from kvladder.config.base import Bytes, Name, Strict
@@ -45,6 +45,12 @@ Arguments = Annotated[dict[str, Scalar], AfterValidator(_check_arguments)]
 """vLLM arguments by name, without kvladder's own."""
 
 
+class _Finite(Strict):
+    """Settings with numbers: ``.inf`` is a deadline that no clock counts to, and a tolerance that tolerates all."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
 class ModelConfig(Strict):
     """The model every setup serves. ``weights: seeded`` and ``dummy`` need a shape only, nothing is downloaded."""
 
@@ -72,7 +78,7 @@ class ModelConfig(Strict):
         return self
 
 
-class EngineConfig(Strict):
+class EngineConfig(_Finite):
     """Engine settings that are equal in every setup, so that setups differ in their KV tier alone."""
 
     max_model_len: int = Field(ge=16, description="Longest prompt plus output, in tokens.")
@@ -104,7 +110,7 @@ class EngineConfig(Strict):
     )
 
 
-class LoadConfig(Strict):
+class LoadConfig(_Finite):
     """Deadlines of the client and of the drain between passes, in seconds."""
 
     connect_s: float = Field(default=10, gt=0, description="Deadline to open a connection.")
@@ -114,7 +120,7 @@ class LoadConfig(Strict):
     quiet_s: float = Field(default=0.5, gt=0, description="How long store traffic must be flat to count as drained.")
 
 
-class GateConfig(Strict):
+class GateConfig(_Finite):
     """Which checks decide. A required gate that fails makes a trial invalid; an advisory one is shown."""
 
     advisory: list[str] = Field(default_factory=list, description="Gates that are reported but don't decide.")
@@ -182,7 +188,7 @@ class RightKvConfig(Strict):
     )
 
 
-class ExperimentConfig(Strict):
+class ExperimentConfig(_Finite):
     """A whole config file."""
 
     experiment: Name = Field(description="Name of the experiment: folder under results/ and name of the report.")
@@ -270,6 +276,13 @@ class ExperimentConfig(Strict):
 
     def _right_kv_fits(self) -> None:
         asked = None if self.right_kv is None else self.right_kv.prompt_tokens
+        most = min(self.engine.max_model_len, self.pool_tokens() or self.engine.max_model_len) - 1
+        if self.right_kv is not None and self.right_kv.output_tokens > most:
+            # Refused by the engine when everything else is measured.
+            raise ValueError(
+                f"right_kv.output_tokens: {self.right_kv.output_tokens}, at most {most}: engine.max_model_len and the "
+                "device pool must hold prompt and output"
+            )
         if asked is not None and asked > self._right_kv_room():
             raise ValueError(
                 f"right_kv.prompt_tokens: {asked}, at most {self._right_kv_room()}: engine.max_model_len must hold "
@@ -301,6 +314,24 @@ class ExperimentConfig(Strict):
                 return chunks * chunk + RIGHT_KV_TAIL
         return room
 
+    def short_prompts(self) -> list[str]:
+        """In words, which workloads are too short for which setups ever to hit: known before anything is measured.
+
+        Nothing of an engine that takes longer blocks than `engine.block_size` says, as hybrid models make it.
+        """
+        block = self.engine.block_size or 1
+        found = []
+        for name, workload in self.workloads.items():
+            longest = workload.longest_prompt() - workload.output_tokens
+            for setup, settings in self.setups.items():
+                if settings.tier is not None and not settings.expected_hit(longest, block):
+                    unit = settings.granularity(block)
+                    found.append(
+                        f"workloads.{name}: its prompts have {longest} tokens at most and {setup} hits in units of "
+                        f"{unit}: nothing will be hit, and its tier can't be checked"
+                    )
+        return found
+
     def pool_tokens(self) -> int | None:
         """Device pool in tokens as far as the config says; None where only the engine knows."""
         per_token = self.kv_bytes_per_token()
@@ -326,11 +357,17 @@ def kv_bytes_per_token(shape: dict[str, Any], dtype: str) -> int | None:
     size is never replaced by a default.
     """
     text = shape.get("text_config", shape)
-    layers = text.get("num_hidden_layers", text.get("n_layer"))
-    heads = text.get("num_attention_heads", text.get("n_head"))
-    kv_heads = text.get("num_key_value_heads", heads)
-    hidden = text.get("hidden_size", text.get("n_embd"))
-    head_dim = text.get("head_dim") or (hidden // heads if hidden and heads else None)
+    if not isinstance(text, dict):
+        return None
+
+    def size(*names: str) -> int | None:
+        value = next((text[name] for name in names if text.get(name) is not None), None)
+        return value if isinstance(value, int) and value > 0 else None
+
+    layers, heads = size("num_hidden_layers", "n_layer"), size("num_attention_heads", "n_head")
+    kv_heads = size("num_key_value_heads") if text.get("num_key_value_heads") is not None else heads
+    hidden = size("hidden_size", "n_embd")
+    head_dim = size("head_dim") or (hidden // heads if hidden and heads else None)
     if not (layers and kv_heads and head_dim):
         return None
     return int(2 * layers * kv_heads * head_dim * (4 if dtype == "float32" else 2))

@@ -29,6 +29,7 @@ class RequestRecord(Record):
     status: Literal["ok", "failed"]
     error: str | None = Field(default=None, description="Why it failed, e.g. '10 of 64 tokens'.")
     http_status: int | None = None
+    response_id: str | None = Field(default=None, description="What the server called the answer, as in its log.")
     eligible_ns: int = Field(
         description="When the order policy allowed it to be sent (a free slot, previous turn done)."
     )
@@ -67,6 +68,14 @@ class PassRecord(Strict):
         description="(t_ns, requests in flight, eligible requests incl. those in flight), on change.",
     )
     loop_lag_max_ns: int | None = Field(default=None, description="Longest delay of the client's event loop.")
+    read_late_p99_ns: int | None = Field(
+        default=None,
+        description="How long after the kernel had a chunk the client read it, 99th percentile; None = no stamps.",
+    )
+    read_late_max_ns: int | None = Field(default=None, description="The longest of these.")
+    edge_late_max_ns: int | None = Field(
+        default=None, description="The longest of those with a first token or the end of an answer."
+    )
     client_cpu_ns: int | None = Field(default=None, description="CPU time the client took in the pass.")
     durable_ns: int | None = Field(
         default=None, description="From the pass's end until store traffic was flat; None = never seen flat or no tier."
@@ -247,7 +256,9 @@ class HitDeviation(Strict):
         default=None, description="What is allowed; None: the block has no prefix-cache to measure against."
     )
     beyond: int | None = Field(
-        default=None, description="Prompts beyond the limit, or computed otherwise than by prefix-cache."
+        default=None,
+        description="Prompts beyond the limit, or computed otherwise than by prefix-cache; None: no limit, or none was "
+        "beyond and not every prompt was loaded.",
     )
     flipped: int = Field(description="Prompts whose most probable token is another one.")
     equal: int | None = Field(
@@ -278,6 +289,23 @@ class RateClaim(Strict):
         return self.bytes * 1e9 / self.time_ns if self.time_ns else float("inf")
 
 
+class HitPrediction(Strict):
+    """What the hit oracle says of one pass: tokens of its requests that came through."""
+
+    workload: str
+    name: str
+    round: int
+    prompt_tokens: int
+    working_set: int = Field(description="Tokens in different blocks that the pass asks for.")
+    capacity: dict[str, int | None] = Field(description="Tokens by tier; None: no limit, or an unknown one.")
+    hits: dict[str, int] = Field(description="Predicted, by tier.")
+    ceiling: int = Field(description="Hit tokens of tiers without limits.")
+    exact: bool = Field(description="One answer is possible; else some tokens either way.")
+    known: bool = Field(description="What the engine evicts is known from outside, or it evicted nothing.")
+    wrong: str | None = Field(default=None, description="The prediction that the counters contradict.")
+    thrash: str | None = Field(default=None, description="That the pass can't hit what it asks for, in words.")
+
+
 class Verdict(Record):
     """``verdict.json``: the gates' findings on one trial."""
 
@@ -291,6 +319,9 @@ class Verdict(Record):
     gates: list[GateResult]
     windows: list[WindowTokens]
     rates: list[RateClaim] = Field(default_factory=list, description="Claims of transfer rates, pass by pass.")
+    predictions: list[HitPrediction] = Field(
+        default_factory=list, description="The hit oracle's, for timed passes of a setup with a tier."
+    )
     deviations: list[HitDeviation] = Field(
         default_factory=list, description="What right-kv measured, by hit pass; from the trial's block."
     )

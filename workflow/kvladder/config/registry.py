@@ -15,9 +15,9 @@ Family = Literal["setups", "workloads", "gates", "figures"]
 
 @cache
 def kinds(family: Family) -> tuple[str, ...]:
-    """All kinds of a family, sorted: the modules of ``kvladder.<family>`` less ``base`` and private ones."""
+    """All kinds of a family, sorted: the modules of ``kvladder.<family>`` less ``base``, private ones and packages."""
     package = importlib.import_module(f"kvladder.{family}")
-    names = (module.name for module in pkgutil.iter_modules(package.__path__))
+    names = (module.name for module in pkgutil.iter_modules(package.__path__) if not module.ispkg)
     return tuple(sorted(name.replace("_", "-") for name in names if name != "base" and not name.startswith("_")))
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from kvladder.config.base import Record, Strict
 from kvladder.config.records import HostRecord
@@ -30,9 +30,17 @@ class Roofline(Strict):
     threads: int = Field(default=1, ge=1, description="Threads, or streams, that moved them at once.")
     chunk: int | None = Field(default=None, description="Bytes of one file; disks only.")
     repeats: int = Field(ge=1)
-    median: float = Field(gt=0, description="Over the repeats, a first one that only warms left out.")
-    min: float = Field(gt=0)
-    max: float = Field(gt=0, description="The fastest repeat: the ceiling.")
+    median: float = Field(
+        gt=0, allow_inf_nan=False, description="Over the repeats, a first one that only warms left out."
+    )
+    min: float = Field(gt=0, allow_inf_nan=False)
+    max: float = Field(gt=0, allow_inf_nan=False, description="The fastest repeat: the ceiling.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Roofline:
+        if not self.min <= self.median <= self.max:
+            raise ValueError(f"min {self.min:g}, median {self.median:g} and max {self.max:g} are not in this order")
+        return self
 
 
 class Rooflines(Record):
@@ -43,7 +51,7 @@ class Rooflines(Record):
     measured_at: str | None = Field(default=None, description="UTC, ISO 8601.")
     seconds: float | None = Field(default=None, description="What measuring took.")
     cpu_other: float | None = Field(
-        default=None, description="Share of all cores that other processes took meanwhile, 0–1."
+        default=None, ge=0, allow_inf_nan=False, description="Share of all cores that other processes took, 0–1."
     )
     links: list[Roofline] = Field(default_factory=list)
     problems: list[str] = Field(default_factory=list, description="Why links are missing.")

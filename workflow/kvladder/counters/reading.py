@@ -218,7 +218,7 @@ class Delta:
         if start is None or end is None:
             return None
         before, after = start.process_start, end.process_start
-        if before is not None and after is not None and after > before:
+        if before is not None and after is not None and after != before:
             return f"process start time {before:.2f}, then {after:.2f}"
         for name in start.monotonic & end.monotonic:
             ends = end.samples[name]

@@ -2,5 +2,5 @@
 
 Each module has ``NAME`` (file name), ``TITLE``, ``CAPTION`` (plain text), ``CATEGORY`` and ``draw(tables, width)``,
 width in inches. A figure that concerns only experiments of some kind has ``applies(tables)`` as well: the report
-leaves it out where that is False. Modules whose name begins with an underscore are shared parts.
+leaves it out where that is False. What they share is in `parts`.
 """

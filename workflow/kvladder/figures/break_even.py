@@ -6,8 +6,8 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvladder.figures._lines import Line, doubling, logarithmic, panels
-from kvladder.figures._style import COLOURS, PASS_LABELS, SMALL, WIDE, blank, style, text_width
+from kvladder.figures.parts.lines import Line, doubling, logarithmic, panels
+from kvladder.figures.parts.style import COLOURS, PASS_LABELS, SMALL, WIDE, blank, style, text_width
 from kvladder.tables.break_even import HITS, hit_row
 from kvladder.tables.model import Tables
 from kvladder.tables.sweeps import Sweep, sweeps
@@ -53,10 +53,10 @@ def draw(tables: Tables, width: float = WIDE) -> Figure:
         for name, axis in zip(passes, frame.axes, strict=True):
             axis.axhline(1.0, color=COLOURS["ink"], lw=1.0, zorder=1)
             for line in frame.lines:
-                cells = hit_row(sweep, tables.passes, line.setup, name)
+                cells = hit_row(sweep, tables.passes, line.name, name)
                 curve = rows.filter(
                     (pl.col("pass") == name)
-                    & (pl.col("setup") == line.setup)
+                    & (pl.col("setup") == line.name)
                     & pl.col("workload").is_in(list(cells.values()))
                 ).sort("prompt_length")
                 axis.plot(curve["prompt_length"].to_list(), curve["ratio"].to_list(), zorder=2, **line.look)
@@ -70,7 +70,7 @@ def draw(tables: Tables, width: float = WIDE) -> Figure:
 
 def _rings(axis: Axes, lines: list[Line], tokens: dict[str, float]) -> None:
     """A ring on the line at 1 for each setup, its length written above or, where that is taken, below."""
-    looks = {line.setup: line.look for line in lines}
+    looks = {line.name: line.look for line in lines}
     inches = axis.get_position().width * axis.figure.get_figwidth()  # type: ignore[union-attr]
     ends = {1: float("-inf"), -1: float("-inf")}
     for setup, length in tokens.items():

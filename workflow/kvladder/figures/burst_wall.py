@@ -5,8 +5,8 @@ from __future__ import annotations
 import polars as pl
 from matplotlib.figure import Figure
 
-from kvladder.figures._lanes import dots, not_only_sweeps
-from kvladder.figures._style import WIDE
+from kvladder.figures.parts.lanes import dots, not_only_sweeps
+from kvladder.figures.parts.style import WIDE
 from kvladder.tables.model import Tables
 
 NAME = "burst_wall"

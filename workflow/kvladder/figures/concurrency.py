@@ -5,8 +5,8 @@ from __future__ import annotations
 import polars as pl
 from matplotlib.figure import Figure
 
-from kvladder.figures._lines import doubling, logarithmic, panels
-from kvladder.figures._style import PASS_LABELS, WIDE, blank, style
+from kvladder.figures.parts.lines import doubling, logarithmic, panels
+from kvladder.figures.parts.style import PASS_LABELS, WIDE, blank, style
 from kvladder.tables.model import PASSES, Tables
 from kvladder.tables.sweeps import Sweep, sweeps
 
@@ -50,7 +50,7 @@ def draw(tables: Tables, width: float = WIDE) -> Figure:
         for (metric, name), axis in zip(spots, frame.axes, strict=True):
             here = rows.filter((pl.col("metric") == metric) & (pl.col("pass") == name))
             for line in frame.lines:
-                mine = here.filter(pl.col("setup") == line.setup).sort("concurrency")
+                mine = here.filter(pl.col("setup") == line.name).sort("concurrency")
                 if not mine.height:
                     continue
                 levels, middle = mine["concurrency"].to_list(), mine["median"].to_list()

@@ -10,8 +10,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from kvladder.figures._lanes import left_out
-from kvladder.figures._style import COLOURS, LABEL, NARROW_LABEL, SMALL, TEXT, WIDE, blank, style
+from kvladder.figures.parts.lanes import left_out
+from kvladder.figures.parts.style import COLOURS, LABEL, NARROW_LABEL, SMALL, TEXT, WIDE, blank, style
 from kvladder.tables.labels import setup_order, short_labels
 from kvladder.tables.model import Tables
 from kvladder.tables.sweeps import Sweep, sweeps

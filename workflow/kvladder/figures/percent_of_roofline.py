@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from kvladder.figures._lanes import LANE, panels
-from kvladder.figures._style import COLOURS, PASS_LABELS, SMALL, WIDE, blank, style, text_width
+from kvladder.figures.parts.lanes import LANE, panels
+from kvladder.figures.parts.style import COLOURS, PASS_LABELS, SMALL, WIDE, blank, style, text_width
 from kvladder.tables.limits import shown
 from kvladder.tables.model import PASSES, Tables
 

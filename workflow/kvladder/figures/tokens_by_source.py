@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from kvladder.config.base import TIERS
-from kvladder.figures._lanes import LANE, not_only_sweeps, panels
-from kvladder.figures._style import COLOURS, HATCHES, SMALL, WIDE, blank, style, text_width
+from kvladder.figures.parts.lanes import LANE, not_only_sweeps, panels
+from kvladder.figures.parts.style import COLOURS, HATCHES, SMALL, WIDE, blank, style, text_width
 from kvladder.tables.model import PASSES, Tables
 
 NAME = "tokens_by_source"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from kvladder.figures._lanes import dots, not_only_sweeps
-from kvladder.figures._style import WIDE
+from kvladder.figures.parts.lanes import dots, not_only_sweeps
+from kvladder.figures.parts.style import WIDE
 from kvladder.tables.model import Tables
 
 NAME = "ttft"

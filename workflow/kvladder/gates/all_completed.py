@@ -31,7 +31,9 @@ def check(evidence: Evidence) -> list[GateResult]:
 
 def _faults(item: PassRecord, sent: list[RequestRecord]) -> list[str]:
     where = short_label(item)
-    faults = [f"{where}: {len(sent)} of {item.requests} requests recorded"] if len(sent) != item.requests else []
+    # By index: a record that is there twice hides one that is missing.
+    recorded = len({request.index for request in sent}) if len(sent) == item.requests else len(sent)
+    faults = [f"{where}: {recorded} of {item.requests} requests recorded"] if recorded != item.requests else []
     for request in sent:
         what = _fault(request)
         if what is not None:
@@ -46,4 +48,7 @@ def _fault(request: RequestRecord) -> str | None:
         return f"{request.output_tokens} of {request.asked_tokens} tokens"
     if request.usage_prompt_tokens not in (None, request.prompt_tokens):
         return f"prompt of {request.prompt_tokens} tokens, the server says {request.usage_prompt_tokens}"
+    times = (request.send_ns, request.first_token_ns, request.end_ns)
+    if None in times or list(times) != sorted(time for time in times if time is not None):
+        return "sent, first token and end are no times in this order"
     return None

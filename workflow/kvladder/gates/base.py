@@ -7,10 +7,13 @@ makes the trial invalid.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
+import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -129,13 +132,15 @@ class Evidence:
                 found[name] = "is not listed in trial.json"
         for name, entry in self.trial.files.items():
             try:
-                data = (self.folder / name).read_bytes()
+                with (self.folder / name).open("rb") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    content = hashlib.file_digest(file, "sha256").hexdigest() if size == entry.bytes else None
             except OSError as error:
                 found[name] = f"can't be read ({error.strerror})"
                 continue
-            if len(data) != entry.bytes:
-                found[name] = f"has {len(data)} bytes, was written with {entry.bytes}"
-            elif hashlib.sha256(data).hexdigest() != entry.sha256:
+            if size != entry.bytes:
+                found[name] = f"has {size} bytes, was written with {entry.bytes}"
+            elif content != entry.sha256:
                 found[name] = "has other content than was written (sha256 differs)"
         return found
 
@@ -187,6 +192,17 @@ class Evidence:
         """Tokens and bytes of each pass, in the order of ``trial.passes``."""
         return [self._window(item) for item in self.trial.passes]
 
+    def between(self, item: PassRecord) -> list[str]:
+        """What shows that a server restarted between the pass before and this one, which no pass's own window does."""
+        place = self.trial.passes.index(item)
+        if not place:
+            return []
+        before = self.pages.get(f"{pass_label(self.trial.passes[place - 1])}:end", {})
+        return [
+            problem.replace("inside the window", "between passes")
+            for problem in Delta(before, self.pages.get(f"{pass_label(item)}:start", {})).problems
+        ]
+
     @cached_property
     def engine_log(self) -> str:
         """The engine's own log; empty where there is none, which is no evidence of anything."""
@@ -201,7 +217,8 @@ class Evidence:
 
         They lie beside ``trials``, in ``<experiment>/trials/<setup>/<suite>/r<repeat>-<run>`` four levels up.
         """
-        return of_host(load(self.folder.absolute().parents[3]), self.trial.host)
+        above = self.folder.absolute().parents
+        return of_host(load(above[3]) if len(above) > 3 else [], self.trial.host)
 
     @cached_property
     def page_cache(self) -> bool | None:
@@ -270,20 +287,31 @@ class Evidence:
             problems=reading.problems,
         )
 
-    def _lines(self, name: str, parse: Callable[[str], T]) -> list[T]:
-        records = []
+    def _lines(self, name: str, parse: Callable[[bytes], T]) -> list[T]:
+        records: list[T] = []
         try:
-            text = (self.folder / name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            # Bytes, whose lines end with a newline and nothing else: JSON strings may hold U+2028 and its like.
+            with (self.folder / name).open("rb") as file, _no_collector():
+                for line in file:
+                    records.append(parse(line))
+        except OSError as error:
             raise Unreadable(f"{name} can't be read ({error})") from None
-        # Not splitlines: JSON strings may hold U+2028 and its like.
-        lines = text.removesuffix("\n").split("\n") if text else []
-        for number, line in enumerate(lines, 1):
-            try:
-                records.append(parse(line))
-            except ValidationError as error:
-                raise Unreadable(f"{name}, line {number}: {error.errors(include_url=False)[0]['msg']}") from None
+        except ValidationError as error:
+            message = error.errors(include_url=False)[0]["msg"]
+            raise Unreadable(f"{name}, line {len(records) + 1}: {message}") from None
         return records
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Records hold no cycles, and looking for some among millions takes longer than parsing them."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 class Findings:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from kvladder.config.records import GateResult, PassRecord, WindowTokens
-from kvladder.gates.base import HITS, Evidence, Findings, short_label, tokens
+from kvladder.config.records import GateResult, HitPrediction, PassRecord, WindowTokens
+from kvladder.gates.base import HITS, Evidence, Findings, Unreadable, short_label, tokens
 from kvladder.replay import PassPrediction, Prediction
 
 REQUIRED = True
@@ -44,6 +44,40 @@ def check(evidence: Evidence) -> list[GateResult]:
             results = firm if all(each.known for _, _, each in pairs) else rough
             _compare(results, evidence.prediction, workload, pairs, fits)
     return [*firm.results, *rough.results]
+
+
+def predictions(evidence: Evidence) -> list[HitPrediction]:
+    """What the table ``oracle`` shows, made here because replaying a trial takes longer than all its tables do.
+
+    Empty for a setup without a tier, and for a trial that can't be replayed.
+    """
+    try:
+        if evidence.setup.tier is None or evidence.prediction is None:
+            return []
+    except Unreadable:
+        return []
+    made, capacity = [], evidence.prediction.capacity_tokens()
+    for item, window in zip(evidence.trial.passes, evidence.windows, strict=True):
+        each = evidence.predicted(item)
+        if each is None or item.workload not in evidence.workloads:
+            continue
+        made.append(
+            HitPrediction(
+                workload=item.workload,
+                name=item.name,
+                round=item.round,
+                prompt_tokens=each.prompt_tokens,
+                working_set=each.working_set,
+                capacity=capacity,
+                hits=each.hits,
+                ceiling=each.ceiling_total,
+                exact=each.exact,
+                known=each.known,
+                wrong=deviation(each, window),
+                thrash=thrash(evidence.prediction, each),
+            )
+        )
+    return made
 
 
 def _unbounded(prediction: Prediction) -> str | None:

@@ -6,9 +6,10 @@ vllm#42625) and from counters that claim what was never loaded (LMCache#2912). E
 one, the engine's prompt tokens by source, and bytes from a counter that is independent of it. What a tier must give is
 the hit oracle's answer: each prompt whole where the tier holds what was sent, less where it is smaller. Tolerance:
 tokens none (a prompt hits in whole blocks, so the number is known), where evictions depend on what happened at the same
-time `kvladder.replay.TOLERANCE` of the prompt tokens; bytes ``gates.load_tolerance``, by default 10 %. Where the engine
-doesn't tell a setup's tiers apart, all hits together are held against all that were expected: too few or too many fail,
-the right number leaves open which tier they came from.
+time `kvladder.replay.TOLERANCE` of the prompt tokens; bytes ``gates.load_tolerance``, by default 10 %. Where nobody
+knows what an engine evicts, any number is left open but two: no hit at all, and more than a tier without limits has.
+Where the engine doesn't tell a setup's tiers apart, all hits together are held against all that were expected: too few
+or too many fail, the right number leaves open which tier they came from.
 """
 
 from __future__ import annotations
@@ -66,9 +67,11 @@ def _tokens(
         found.skip(f"hits in {tier}", f"not measurable: {why}", workload)
         return False
     total = f"{sum(expected)} tokens from {' and '.join(dict.fromkeys(tiers))} in {len(pairs)} passes"
+    used = any(seen)
     for (item, window), place, each, got in zip(pairs, places, predicted, seen, strict=True):
-        least, most = each.allowed(place)
-        if got is not None and each.known and not least <= got <= most:
+        # A tier that nobody has seen answering isn't measured, whatever its engine may have evicted.
+        least, most = each.allowed(place) if each.known else (0 if used else min(each.total, 1), each.ceiling_total)
+        if got is not None and not least <= got <= most:
             where = f"{short_label(item)}: {tokens(window.by_source, window.by_source)}"
             wanted = f"{least}" if each.exact else f"{least}–{most}"
             found.decide(False, f"{wanted} tokens from {place or 'all tiers'}", where, workload)

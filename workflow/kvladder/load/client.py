@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import heapq
+import os
 import signal
 import sys
 import threading
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from socket import SOCK_STREAM
+from socket import IPPROTO_TCP, SOCK_NONBLOCK, SOCK_STREAM, TCP_NODELAY, socket
 from time import monotonic_ns, thread_time_ns
 from types import FrameType
 from typing import Any
@@ -21,14 +22,17 @@ from typing import Any
 import uvloop
 
 from kvladder.config.traffic import PassPlan, Request
+from kvladder.load.clock import monotonic_less_real
 from kvladder.load.connection import Connection
 from kvladder.load.decode import RawStream, decode_pass
+from kvladder.load.lateness import Lateness, lateness
 from kvladder.load.records import RequestTrace
 from kvladder.load.target import Limits, Target
 from kvladder.load.wire import request_bytes
 
 _READ_BUFFER = 1 << 20
-_TICK_S = 0.005
+# Deadlines are this exact at best. Each tick wakes the process: at one request in flight that is a fifth of its CPU.
+_TICK_S = 0.05
 _PROGRESS_NS = 500_000_000
 # Bytes handed to sockets in one turn of the loop before it looks for answers again; each request counts _SEND_COST
 # beyond its bytes. A wave of long prompts would otherwise hold back the first chunks that arrive meanwhile.
@@ -44,9 +48,9 @@ _REUSE_NS = 1_000_000_000
 # After [DONE] the end of the HTTP message is due at once; a server that keeps it back doesn't keep the slot.
 _DONE_GRACE_NS = 100_000_000
 _ATTEMPTS = 3
-# Turns of the loop in which cancelled tasks end and aborted connections report their loss.
+# Turns of the loop in which cancelled tasks end and what was being closed is gone.
 _CLOSING_TURNS = 5
-# What a stream may send: room for the echoed prompt (up to 8 bytes an id) and for chatty chunks.
+# What a stream may send: room for a prompt that comes back (up to 8 bytes an id) and for chatty chunks.
 _BYTES = 1 << 20
 _BYTES_PER_PROMPT_TOKEN = 16
 _BYTES_PER_OUTPUT_TOKEN = 4 << 10
@@ -67,7 +71,7 @@ class PassResult:
     """What one pass gave. Times are nanoseconds of CLOCK_MONOTONIC.
 
     ``in_flight`` holds (t_ns, requests in flight, eligible requests incl. those in flight), on change.
-    ``loop_lag_max_ns`` is the longest delay of a 5 ms timer beyond its period (the timer itself is good to 1 ms),
+    ``loop_lag_max_ns`` is the longest delay of a 50 ms timer beyond its period (the timer itself is good to 1 ms),
     ``client_cpu_ns`` the CPU time of the client's thread between ``start_ns`` and ``end_ns``.
     """
 
@@ -83,6 +87,11 @@ class PassResult:
     def records(self) -> list[RequestTrace]:
         """One record a request, in plan order; decoded at the first use, so that a caller can act on the end first."""
         return decode_pass(self.plan, self.streams)
+
+    @cached_property
+    def lateness(self) -> Lateness:
+        """How late the client was for what had arrived."""
+        return lateness(self.streams, self.records)
 
     @property
     def failed(self) -> int:
@@ -173,7 +182,10 @@ class PassRun:
         self.wires = wires
         self.progress = progress
         self.streams = [RawStream(request, byte_limit=_byte_limit(request)) for request in plan.requests]
-        self.buffer = memoryview(bytearray(_READ_BUFFER))
+        # A read goes from the kernel to the parser in one step, so one large buffer serves every connection: a chunk
+        # of hundreds of kilobytes takes few reads, and no memory a connection.
+        self.buffers = [memoryview(bytearray(_READ_BUFFER))]
+        self.monotonic_less_real = monotonic_less_real()
         self.loop = uvloop.new_event_loop()
         self.error: BaseException | None = None
 
@@ -186,7 +198,7 @@ class PassRun:
         self.busy: dict[int, Connection] = {}
         self.ready: list[Connection] = []
         self.tasks: set[asyncio.Task[None]] = set()
-        self.addresses: list[str] = []
+        self.addresses: list[tuple[int, Any]] = []
         self.spare = _SPARE
         # A server that refuses connections or closes unused ones is asked for them at need only, until it answers.
         self.open_ahead = True
@@ -270,8 +282,7 @@ class PassRun:
         for task in self.tasks:
             task.cancel()
         for connection in [*self.busy.values(), *self.ready]:
-            connection.stream = None
-            connection.transport.abort()
+            connection.drop()
         self.ready.clear()
         self.waiting.clear()
         for _ in range(_CLOSING_TURNS):
@@ -286,7 +297,7 @@ class PassRun:
         try:
             async with asyncio.timeout(self.limits.connect_s):
                 found = await self.loop.getaddrinfo(self.target.host, self.target.port, type=SOCK_STREAM)
-                self.addresses = list(dict.fromkeys(str(address[4][0]) for address in found))
+                self.addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
         except (OSError, TimeoutError):
             return
         deadline = self.loop.time() + self.limits.connect_s
@@ -326,21 +337,28 @@ class PassRun:
         failure = f"cannot resolve host {self.target.host}"
         try:
             async with asyncio.timeout(self.limits.connect_s):
-                for address in self.addresses:
+                for family, address in self.addresses:
                     try:
-                        _, connection = await self.loop.create_connection(
-                            lambda: Connection(self), address, self.target.port
-                        )
+                        self.ready.append(Connection(self, await self._socket(family, address)))
                     except OSError as error:
-                        failure = f"cannot connect: {error}"
+                        failure = f"cannot connect: {os.strerror(error.errno) if error.errno else error}"
                         continue
-                    self.ready.append(connection)
                     return
         except TimeoutError:
             failure = f"cannot connect: no connection within {self.limits.connect_s:g} s"
         self.open_ahead = False
         if self.waiting and len(self.tasks) <= len(self.waiting):
             self._end(self.waiting.popleft(), failure)
+
+    async def _socket(self, family: int, address: Any) -> socket:
+        sock = socket(family, SOCK_STREAM | SOCK_NONBLOCK)
+        try:
+            sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+            await self.loop.sock_connect(sock, address)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
 
     def _connected(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
@@ -453,6 +471,7 @@ class PassRun:
 
     def _tick(self) -> None:
         now = monotonic_ns()
+        self.monotonic_less_real = monotonic_less_real()
         self.lag_ns = max(self.lag_ns, now - self.tick_ns - int(_TICK_S * 1e9))
         if now - self.sweep_ns >= self.sweep_every_ns:
             self.sweep_ns = now
@@ -460,11 +479,11 @@ class PassRun:
         if self.progress is not None and now - self.progress_ns >= _PROGRESS_NS:
             self.progress_ns = now
             self.progress(self._progress())
-        self.tick_ns = monotonic_ns()
+        self.tick_ns = now  # what this took counts as well: the loop was held up
         self.loop.call_later(_TICK_S, self._guarded, self._tick)
 
     def _sweep(self, now: int) -> None:
-        """End the streams that are past a deadline."""
+        """End the streams that are past a deadline, or whose connection is gone."""
         for connection in list(self.busy.values()):
             stream = connection.stream
             if stream is None or stream.send_ns is None:
@@ -478,6 +497,8 @@ class PassRun:
                 self.finish(connection, f"not finished within {self.limits.request_s:g} s")
             elif now - stream.last_ns > self.limits.stall_s * 1e9:
                 self.finish(connection, f"no byte for {self.limits.stall_s:g} s")
+            elif now - stream.last_ns > self.sweep_every_ns:
+                connection.check()
 
     def _progress(self) -> Progress:
         return Progress(total=len(self.streams), done=self.done, failed=self.failed, in_flight=len(self.busy))

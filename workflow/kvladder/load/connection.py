@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
+from socket import CMSG_SPACE, SO_ERROR, SOL_SOCKET, socket
+from struct import Struct
 from time import monotonic_ns
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import httptools
 
@@ -14,88 +15,75 @@ if TYPE_CHECKING:
     from kvladder.load.client import PassRun
     from kvladder.load.decode import RawStream
 
+# Linux, <asm-generic/socket.h>; the socket module has no name for it.
+_SO_TIMESTAMPNS = 35
+_TIMESPEC = Struct("@ll")
+_STAMP_ROOM = CMSG_SPACE(_TIMESPEC.size)
 # A raw line break can't stand inside an event's JSON, so this is the end mark and never a token's text.
 _DONE_LINE = re.compile(rb"[\r\n]data: ?\[DONE\][\r\n]")
 _DONE_LENGTH = 16
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection:
     """Reads into the buffer that all connections share, stamps what arrives and keeps it; parses HTTP framing only.
 
-    A read goes from the kernel to `buffer_updated` in one step, so one large buffer serves every connection: a first
-    chunk of hundreds of kilobytes (the server echoes the prompt) takes few reads, and no memory a connection.
+    Each read brings its own stamp: when the kernel received its last byte. It is the moment that counts, however busy
+    the loop is; where the kernel gives none, the moment of the read does. Several chunks that wait for a read are one
+    to the kernel, with the stamp of the last. So the socket is read directly: no transport of asyncio hands on what
+    comes beside the data, and asking for it before each read would be a second call.
     """
 
     __slots__ = (
+        "closed",
         "complete",
         "done_ns",
         "fd",
         "idle_since_ns",
         "interim",
         "keep_alive",
+        "late",
         "now",
         "parser",
         "position",
+        "rest",
         "run",
+        "sock",
         "stream",
         "tail",
-        "transport",
         "used",
     )
 
-    def __init__(self, run: PassRun) -> None:
+    def __init__(self, run: PassRun, sock: socket) -> None:
         self.run = run
+        self.sock = sock
+        self.fd = sock.fileno()
         self.parser = httptools.HttpResponseParser(self)
         self.stream: RawStream | None = None
+        self.rest: memoryview | None = None
         self.position = -1
         self.now = 0
+        self.late = -1
         self.idle_since_ns = 0
-        self.used = False
+        self.used = self.closed = False
         self._reset()
+        sock.setsockopt(SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        run.loop.add_reader(self.fd, self._readable)
 
     def _reset(self) -> None:
         self.complete = self.interim = self.keep_alive = False
         self.done_ns = 0
         self.tail = b"\n"
 
-    # --- the transport's side ---
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-        self.fd = transport.get_extra_info("socket").fileno()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self.run.buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self.now = monotonic_ns()
-        try:
-            self._read(nbytes)
-        except Exception as error:  # a fault of ours ends the pass, not the stream
-            self.run.abort(error)
-
-    def eof_received(self) -> bool:
-        return False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.now = monotonic_ns()
-        try:
-            self._lost(exc)
-        except Exception as error:
-            self.run.abort(error)
-
     # --- the pass's side ---
 
     def usable(self, now: int, reuse_ns: int) -> bool:
         """Fit for a request: open, and not idle so long that the server may be about to close it."""
-        return not self.transport.is_closing() and (not self.used or now - self.idle_since_ns < reuse_ns)
+        return not self.closed and (not self.used or now - self.idle_since_ns < reuse_ns)
 
     def send(self, stream: RawStream, position: int, wire: bytes) -> None:
         """Hand a request to the socket; the clock of the request starts right before.
 
-        The first write bypasses the transport, which would hold it back until the loop has served every readable
-        connection, and so would count the client's own queue as the server's time. Raises OSError when the connection
-        is gone and nothing was written.
+        Raises OSError when the connection is gone and nothing was written.
         """
         stream.send_ns = stream.last_ns = monotonic_ns()
         try:
@@ -103,13 +91,20 @@ class Connection(asyncio.BufferedProtocol):
         except BlockingIOError:
             written = 0
         if written < len(wire):
-            self.transport.write(memoryview(wire)[written:])
+            self.rest = memoryview(wire)[written:]
+            self.run.loop.add_writer(self.fd, self._writable)
         self.stream = stream
         self.position = position
 
+    def check(self) -> None:
+        """Notice that the connection is lost: an error that comes with data wakes the reader once and never again."""
+        code = self.sock.getsockopt(SOL_SOCKET, SO_ERROR)
+        if code:
+            self._lost(OSError(code, os.strerror(code)))
+
     def release(self) -> bool:
         """Forget the finished stream; returns whether the connection can carry another one."""
-        reusable = self.complete and self.keep_alive and not self.transport.is_closing()
+        reusable = self.complete and self.keep_alive and self.rest is None and not self.closed
         self.stream = None
         self.used = True
         self.idle_since_ns = self.now
@@ -119,18 +114,60 @@ class Connection(asyncio.BufferedProtocol):
     def drop(self) -> None:
         """Close at once, so that the server stops working for nobody."""
         self.stream = None
-        self.transport.abort()
+        if not self.closed:
+            self.closed = True
+            self.run.loop.remove_reader(self.fd)
+            self._sent()
+            self.sock.close()
 
-    def _read(self, nbytes: int) -> None:
-        stream = self.stream
-        if stream is None:  # bytes that nobody asked for
-            self.run.lost(self)
+    # --- the socket's side; what is raised here is a fault of ours and ends the pass ---
+
+    def _writable(self) -> None:
+        try:
+            self.rest = self.rest[os.write(self.fd, self.rest) :] if self.rest else None
+        except BlockingIOError:
             return
-        stream.last_ns = self.now
-        stream.received += nbytes
+        except OSError:  # the read side knows more: an answer that came before the end, or why there is none
+            self.rest = None
+        if not self.rest:
+            self._sent()
+
+    def _sent(self) -> None:
+        self.rest = None
+        self.run.loop.remove_writer(self.fd)
+
+    def _readable(self) -> None:
+        try:
+            received, ancillary, _, _ = self.sock.recvmsg_into(self.run.buffers, _STAMP_ROOM)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.now = monotonic_ns()
+            self._lost(error)
+            return
+        read_ns = self.now = monotonic_ns()
+        self.late = -1
+        stream = self.stream
+        if not received:
+            self._lost(None)
+        elif stream is None:  # bytes that nobody asked for
+            self.run.lost(self)
+        else:
+            stream.last_ns = read_ns
+            if ancillary:
+                seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
+                arrived = seconds * 1_000_000_000 + nanoseconds + self.run.monotonic_less_real
+                earliest = stream.times[-1] if stream.times else stream.send_ns
+                if earliest is not None and earliest <= arrived <= read_ns:  # else somebody has set the clock
+                    self.now = arrived
+                    self.late = read_ns - arrived
+            self._read(stream, received)
+
+    def _read(self, stream: RawStream, received: int) -> None:
+        stream.received += received
         reason = None
         try:
-            self.parser.feed_data(self.run.buffer[:nbytes])
+            self.parser.feed_data(self.run.buffers[0][:received])
         except httptools.HttpParserCallbackError as error:
             raise (error.__context__ or error) from None
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -174,12 +211,18 @@ class Connection(asyncio.BufferedProtocol):
         if stream is None or self.complete:
             return
         stream.times.append(self.now)
+        stream.late.append(self.late)
         stream.pieces.append(body)
-        recent = self.tail + body
-        if b"[DONE]" in recent and not self.done_ns and _DONE_LINE.search(recent):
+        # The mark may be cut by the border of two pieces; a long piece is searched, never copied.
+        border = self.tail + body[:_DONE_LENGTH]
+        if not self.done_ns and (_done(border) or _done(body)):
             self.done_ns = stream.end_ns = self.now
-        self.tail = recent[-_DONE_LENGTH:]
+        self.tail = (body if len(body) >= _DONE_LENGTH else border)[-_DONE_LENGTH:]
 
     def on_message_complete(self) -> None:
         if not self.interim:
             self.complete = True
+
+
+def _done(body: bytes) -> bool:
+    return b"[DONE]" in body and _DONE_LINE.search(body) is not None

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -26,7 +27,9 @@ _TOKEN_ID = "token_id:"  # noqa: S105 - vLLM's prefix of a token that is named b
 class RawStream:
     """What the client saw of one request: times, body pieces as they came, and why it ended early, if it did.
 
-    ``times[i]`` is the arrival of ``pieces[i]`` in nanoseconds. ``reason`` is None for a stream that ended by itself.
+    ``times[i]`` is the arrival of ``pieces[i]`` in nanoseconds, ``late[i]`` how much later it was read, -1 where the
+    kernel didn't stamp it and the moment of the read is all there is. ``reason`` is None for a stream that ended by
+    itself.
     """
 
     request: Request
@@ -40,7 +43,8 @@ class RawStream:
     reason: str | None = None
     received: int = 0
     attempts: int = 0
-    times: list[int] = field(default_factory=list)
+    times: array[int] = field(default_factory=lambda: array("q"))
+    late: array[int] = field(default_factory=lambda: array("q"))
     pieces: list[bytes] = field(default_factory=list)
     anomalies: list[str] = field(default_factory=list)
 
@@ -122,6 +126,7 @@ class _Reader:
     def __init__(self, record: RequestTrace) -> None:
         self.record = record
         self.ids: list[int] = []
+        self.counted = 0
         self.with_ids = self.without_ids = False
         self.logprobs: list[dict[str, float]] = []
 
@@ -145,7 +150,7 @@ class _Reader:
         if self.with_ids:
             record.token_ids = self.ids
         if self.without_ids:
-            self._note("no token ids: a chunk counts as one token")
+            self._note("neither token ids nor a running usage: a chunk counts as one token")
         record.output_tokens = sum(record.chunk_tokens)
         if self.without_ids and not self.with_ids and record.usage_completion_tokens is not None:
             record.output_tokens = record.usage_completion_tokens
@@ -166,18 +171,34 @@ class _Reader:
         if error is not None:
             return error
         self._usage(event.get("usage"))
-        choices = event.get("choices")
-        tokens = 0
-        for choice in choices if isinstance(choices, list) else ():
-            if isinstance(choice, dict):
-                tokens += self._choice(choice)
+        if self.record.response_id is None and isinstance(event.get("id"), str):
+            self.record.response_id = event["id"]
+        found = event.get("choices")
+        choices = [choice for choice in found if isinstance(choice, dict)] if isinstance(found, list) else []
+        tokens = sum(map(self._choice, choices))
+        if choices and not any(isinstance(choice.get("token_ids"), list) for choice in choices):
+            tokens = self._running(event.get("usage"), tokens)
         if tokens:
+            self.counted += tokens
             self.record.chunk_ns.append(arrival)
             self.record.chunk_tokens.append(tokens)
         return None
 
+    def _running(self, usage: object, texts: int) -> int:
+        """Tokens of a chunk without ids: by how much the running total in its usage grew; without one, a text is one.
+
+        The total is exact where text isn't: a chunk may have several tokens, or none that can be seen.
+        """
+        total = _count(usage.get("completion_tokens")) if isinstance(usage, dict) else None
+        if total is None:
+            self.without_ids = self.without_ids or texts > 0
+            return texts
+        if texts and total <= self.counted:
+            self._note("text in a chunk that adds no token to the usage")
+        return max(0, total - self.counted)
+
     def _choice(self, choice: dict[str, Any]) -> int:
-        """Tokens that a choice carries: its ids where the server sends them, else one for any text."""
+        """Tokens that a choice shows: its ids where the server sends them, else one for any text."""
         reason = choice.get("finish_reason")
         if reason not in (None, "length"):
             self._note(f"finish_reason {reason!r}"[:_EXCERPT])
@@ -187,10 +208,7 @@ class _Reader:
             self.with_ids = True
             self.ids += ids
             return len(ids)
-        if not _has_text(choice):
-            return 0
-        self.without_ids = True
-        return 1
+        return int(_has_text(choice))
 
     def _usage(self, usage: object) -> None:
         """Usage is a running total where a server repeats it: the last one wins, nothing is summed."""

@@ -26,6 +26,7 @@ class RequestTrace:
     status: Literal["ok", "failed"] = "ok"
     error: str | None = None
     http_status: int | None = None
+    response_id: str | None = None
     send_ns: int | None = None
     headers_ns: int | None = None
     first_token_ns: int | None = None

@@ -13,8 +13,10 @@ from kvladder.load.target import Target
 def request_bytes(target: Target, requests: Sequence[Request], top_logprobs: int | None = None) -> list[bytes]:
     """The HTTP request (head and JSON body) of every request, in order.
 
-    Requests with the same prompt object and output length share one bytes object. With ``top_logprobs`` the server is
-    asked for that many log probabilities a position, keyed by token id.
+    Requests with the same prompt object and output length share one bytes object. Tokens are counted by a usage that
+    runs along: asked for the ids of its tokens, vLLM also sends the whole prompt back, in the chunk whose arrival is
+    the TTFT. With ``top_logprobs`` the server is asked for that many log probabilities a position, keyed by token id,
+    and for the ids all the same.
     """
     host = f"[{target.host}]" if ":" in target.host else target.host
     key = "" if target.api_key is None else f"Authorization: Bearer {target.api_key}\r\n"
@@ -44,11 +46,10 @@ def _body(model: str, prompt: array[int], output_tokens: int, top_logprobs: int 
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
-        "stream_options": {"include_usage": True},
-        "return_token_ids": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
     if top_logprobs is not None:
-        fields |= {"logprobs": top_logprobs, "return_tokens_as_token_ids": True}
+        fields |= {"logprobs": top_logprobs, "return_tokens_as_token_ids": True, "return_token_ids": True}
     rest = json.dumps(fields, separators=(",", ":"))
     ids = str(prompt.tolist()).replace(" ", "")
     return f'{{"model":{json.dumps(model)},"prompt":{ids},{rest[1:]}'.encode()

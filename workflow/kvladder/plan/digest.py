@@ -73,20 +73,25 @@ def _used(family: str, kind: str, *others: str) -> set[Path]:
 
 def _imports(path: Path, package: str) -> set[str]:
     """Modules of ``package`` that a file imports, by their last name."""
+    below = package + "."
+    return {
+        name.removeprefix(below).partition(".")[0]
+        for name in _imported(path, path.stat().st_mtime_ns)
+        if name.startswith(below)
+    }
+
+
+@cache
+def _imported(path: Path, _mtime_ns: int) -> frozenset[str]:
+    """Dotted names of all that a file imports. An experiment of a thousand trials asks for it tens of thousands of
+    times."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
-            if node.module == package:
-                names |= {alias.name for alias in node.names}
-            elif node.module.startswith(package + "."):
-                names.add(node.module.removeprefix(package + ".").partition(".")[0])
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            names |= {
-                alias.name.removeprefix(package + ".").partition(".")[0]
-                for alias in node.names
-                if alias.name.startswith(package + ".")
-            }
-    return names
+            names |= {alias.name for alias in node.names}
+    return frozenset(names)
 
 
 def digest(files: Sequence[Path], root: Path) -> str:

@@ -1,5 +1,6 @@
 """Published results: raw data of a finished experiment in one small archive, and its report rebuilt from nothing else.
 
+An experiment's raw data are its trials, those of a truth bench (``workflow/bench.smk``) its cells.
 ``python -m kvladder.provenance.publish pack CONFIG NAME`` writes ``results/published/NAME``: ``raw.tar.xz`` and
 ``experiment.yaml``, the config that gave it. ``… rebuild`` unpacks each of them where it isn't yet and builds its
 report into ``reports/published/NAME.*``, with a budget of no time: nothing is ever measured for it. ``derived.sha256``
@@ -29,26 +30,45 @@ REPORTS = Path("reports", "published")
 RAW = "raw.tar.xz"
 CONFIG = "experiment.yaml"
 SUMS = "derived.sha256"
-DERIVED = ("verdict.json", "own-verdict.json")
-"""Files that judging makes from the raw ones; they are made again."""
+RECORDS = ("trials/*/*/*/trial.json", "cells/*/*/*/*/cell.json")
+"""What is written last into the folder of a trial or a cell: it is finished."""
+LEFT_OUT = ("verdict.json", "own-verdict.json", "client.log")
+"""Files that judging makes from the raw ones, and made again; and what a load client printed, which nothing reads."""
+BENCH = "workflow/bench.smk"
+BENCH_RULES = ("all", "bench_tables", "draw_bench_figure", "write_bench_report")
+"""Rules that begin at stored cells: with only these a cell that is missing is an error, not a measurement."""
 
 
 def pack(experiment: Path, archive: Path) -> int:
-    """Archive the raw files of every finished trial; returns how many there are.
+    """Archive the raw files of every finished trial or cell; returns how many there are.
 
     Equal input gives an equal archive, byte for byte: sorted names, no times, no owners. Raises OSError.
     """
-    trials = sorted(path.parent for path in experiment.glob("trials/*/*/*/trial.json"))
+    finished = sorted(path.parent for pattern in RECORDS for path in experiment.glob(pattern))
     archive.parent.mkdir(parents=True, exist_ok=True)
     partial = archive.with_name(f".{archive.name}.partial")
     with lzma.open(partial, "wb", preset=6) as compressed, tarfile.open(fileobj=compressed, mode="w") as tar:
-        for path in _files([*trials, *rooflines.files(experiment)]):
-            data = path.read_bytes()
+        for path in _files([*finished, *rooflines.files(experiment)]):
+            data = repacked(path) if path.suffix == ".parquet" else path.read_bytes()
             entry = tarfile.TarInfo(path.relative_to(experiment).as_posix())
             entry.size, entry.mode = len(data), 0o644
             tar.addfile(entry, io.BytesIO(data))
     partial.rename(archive)
-    return len(trials)
+    return len(finished)
+
+
+def repacked(path: Path) -> bytes:
+    """A cell's ``requests.parquet`` less what its other columns give, and not compressed: xz does that better.
+
+    Left out are ``last_read_ns`` (``due_ns`` less the scripted TTFT) and ``client_first_token_ns`` (``client_send_ns``
+    and ``client_ttft_ns``). Raises OSError or polars' ComputeError.
+    """
+    import polars as pl  # noqa: PLC0415 (not needed for trials)
+
+    packed = io.BytesIO()
+    frame = pl.read_parquet(path).drop("last_read_ns", "client_first_token_ns", strict=False)
+    frame.write_parquet(packed, compression="uncompressed", statistics=False)
+    return packed.getvalue()
 
 
 def _files(places: Iterable[Path]) -> list[Path]:
@@ -57,7 +77,7 @@ def _files(places: Iterable[Path]) -> list[Path]:
         if place.is_file():
             found.append(place)
         elif place.is_dir():
-            found += [path for path in place.rglob("*") if path.is_file() and path.name not in DERIVED]
+            found += [path for path in place.rglob("*") if path.is_file() and path.name not in LEFT_OUT]
     return sorted(found)
 
 
@@ -95,7 +115,7 @@ def rebuild(root: Path, names: Iterable[str] = (), *, record: bool = False) -> l
         # A folder of its own: what was measured here under the experiment's name stays apart, and stays to be measured.
         experiment = f"published-{folder.name}"
         unpack(folder / RAW, root / "results" / experiment)
-        argv = [sys.executable, "-m", "snakemake", "report", "--cores", "all"]
+        argv = [sys.executable, "-m", "snakemake", *_targets(folder / CONFIG), "--cores", "all"]
         argv += ["--config", f"experiment={experiment}"]
         argv += ["--configfile", str((folder / CONFIG).relative_to(root))]
         subprocess.run(argv, cwd=root, check=True, env={**os.environ, "KVLADDER_BUDGET_S": "0"})
@@ -106,6 +126,13 @@ def rebuild(root: Path, names: Iterable[str] = (), *, record: bool = False) -> l
             shutil.copyfile(root / "reports" / f"{experiment}.{ending}", target)
             reports.append(target)
     return reports
+
+
+def _targets(config: Path) -> list[str]:
+    """What snakemake is asked for, to make a report from stored raw data."""
+    if "blocks" in load_file(config):
+        return ["all", "-s", BENCH, "--allowed-rules", *BENCH_RULES]
+    return ["report"]
 
 
 def _compare(path: Path, sums: dict[str, str], *, record: bool) -> None:
@@ -142,7 +169,7 @@ def main() -> None:
     experiment = str(load_file(given.config)["experiment"])
     count = pack(Path("results", experiment), folder / RAW)
     shutil.copyfile(given.config, folder / CONFIG)
-    print(f"{count} trials, {(folder / RAW).stat().st_size} bytes: {folder / RAW}")
+    print(f"{count} trials or cells, {(folder / RAW).stat().st_size} bytes: {folder / RAW}")
 
 
 if __name__ == "__main__":

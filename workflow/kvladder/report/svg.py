@@ -6,7 +6,7 @@ import re
 
 from markupsafe import Markup, escape
 
-from kvladder.figures._style import COLOURS
+from kvladder.figures.parts.style import COLOURS
 
 _PROLOGUE = re.compile(r"^.*?(?=<svg\b)", re.DOTALL)
 _METADATA = re.compile(r"\s*<metadata>.*?</metadata>", re.DOTALL)
@@ -18,7 +18,7 @@ _VIEW_BOX = re.compile(r'viewBox="([^"]*)"')
 
 
 def inline(svg: str, name: str, label: str) -> Markup:
-    """Markup for one figure drawn by `figures._style.save`.
+    """Markup for one figure drawn by `figures.parts.style.save`.
 
     Ids get `name` as a prefix, the root gets `label` as its accessible name, and each colour of `COLOURS` becomes
     ``var(--figure-<role>)`` with that colour as the fallback. `svg` is our own output and trusted; `label` is not.

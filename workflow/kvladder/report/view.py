@@ -11,7 +11,7 @@ import polars as pl
 import yaml
 
 from kvladder.config.base import TIERS
-from kvladder.figures._style import LABEL as FIGURE_LABEL
+from kvladder.figures.parts.style import LABEL as FIGURE_LABEL
 from kvladder.report import decoding, sweeps
 from kvladder.report.formats import UNKNOWN, listing, number, plural, scale, seconds, size, span, times
 from kvladder.report.limits import limits

@@ -56,8 +56,8 @@ def root_cause(text: str) -> str | None:
     for number, (source, level, line) in enumerate(lines):
         before, previous[source] = previous.get(source, ""), line
         if line.startswith(_TRACEBACK):
-            # The interpreter's own sighs at shutdown are no cause, nor is what the writer only warned about and survived:
-            # every vLLM 0.26 without a tokenizer logs a whole traceback when it starts.
+            # The interpreter's own sighs at shutdown are no cause, nor is what the writer only warned about and
+            # survived: every vLLM 0.26 without a tokenizer logs a whole traceback when it starts.
             counts[source] = level not in _SURVIVED and not before.startswith("Exception ignored in")
         elif source in counts and not _EXCEPTION.match(line):
             counts[source] &= "resource_tracker.py" not in line

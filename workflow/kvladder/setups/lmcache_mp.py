@@ -102,7 +102,7 @@ class LmcacheMp(SetupConfig):
 
     def native_modules(self) -> list[str]:
         """LMCache falls back to slow Python with only a warning."""
-        return ["engine", "lmcache"]
+        return ["engine", "lmcache", "lmcache-server"]
 
     def read(self, delta: Delta) -> Reading:
         """The engine's counters, split by the server's."""

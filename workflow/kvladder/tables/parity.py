@@ -8,13 +8,12 @@ from typing import Any
 
 import polars as pl
 
+from kvladder.gates.base import HITS, Evidence, Unreadable
 from kvladder.tables.model import CELL
 from kvladder.tables.raw import RawTrial
 from kvladder.trial.engine import cores
 
 Row = dict[str, Any]
-
-_HIT_TIERS = ("gpu", "cpu", "nvme", "remote")
 
 
 def parity(raw: Sequence[RawTrial], passes: pl.DataFrame) -> Iterable[Row]:
@@ -50,7 +49,7 @@ def _of_setup(trials: Sequence[RawTrial], passes: pl.DataFrame) -> Iterable[Row]
         }
         yield _row(f"{tier} tier", "bytes", size, read_back)
     yield _row("hit granularity", "tokens", expected.get("granularity"), set())
-    yield from _hits(expected, passes)
+    yield from _hits(Evidence(trials[0].folder, first), passes)
     yield _row("KV of a token", "bytes", per_token, _bytes_per_token(passes), slack=0.1 * (per_token or 0))
     threads = _threads(engine.get("cpu_threads"))
     yield _row("engine threads", None, threads, {each.details.get("threads") for each in effective})
@@ -101,15 +100,15 @@ def _asked_pool(engine: dict[str, Any], per_token: int | None, block: int | None
     return None
 
 
-def _hits(expected: dict[str, Any], passes: pl.DataFrame) -> Iterable[Row]:
-    """Hit tokens of a repeated prompt: floor((L-1)/g)·g asked, the mean over a pass's prompts measured.
+def _hits(evidence: Evidence, passes: pl.DataFrame) -> Iterable[Row]:
+    """Hit tokens of a repeated prompt: what the setup expects asked, the mean over a pass's prompts measured.
 
     A sweep has one row: the sum over its cells, of one prompt each.
     """
     first_hits = passes.filter(pl.col("pass") == "first-hit")
     found: dict[str, list[tuple[int | None, int | None]]] = {}
     for (workload,), rows in sorted(first_hits.partition_by("workload", as_dict=True).items()):
-        found.setdefault(workload.partition(CELL)[0], []).append(_hit(expected, rows))
+        found.setdefault(workload.partition(CELL)[0], []).append(_hit(evidence, rows))
     for workload, cells in found.items():
         asked = [each for each, _ in cells if each is not None]
         seen = [each for _, each in cells if each is not None]
@@ -122,28 +121,33 @@ def _hits(expected: dict[str, Any], passes: pl.DataFrame) -> Iterable[Row]:
         )
 
 
-def _hit(expected: dict[str, Any], rows: pl.DataFrame) -> tuple[int | None, int | None]:
+def _hit(evidence: Evidence, rows: pl.DataFrame) -> tuple[int | None, int | None]:
     """Asked and measured, of one prompt of a workload that is sent in one cell; None where it isn't known."""
-    unit = expected.get("granularity")
     lengths, measured = set(), []
     for row in rows.iter_rows(named=True):
         lengths.add((row["prompt_tokens"] or 0) / row["requests"])
-        hits = [row[f"tokens_{tier}"] for tier in _HIT_TIERS]
-        if any(value is not None for value in hits) and row["requests"]:
-            measured.append(sum(value or 0 for value in hits) / row["requests"])
-    asked = None
-    if expected.get("tier") is None:
-        asked = 0
-    elif unit and len(lengths) == 1 and (length := lengths.pop()) > 0 and length.is_integer():
-        asked = (int(length) - 1) // unit * unit
+        hits = [row[f"tokens_{tier}"] for tier in HITS]
+        if None not in hits and row["requests"]:
+            measured.append(sum(hits) / row["requests"])
+    length = lengths.pop() if len(lengths) == 1 else 0.0
+    asked = _asked_hit(evidence, int(length)) if length > 0 and length.is_integer() else None
     return asked, round(median(measured)) if measured else None
+
+
+def _asked_hit(evidence: Evidence, prompt_tokens: int) -> int | None:
+    """Tokens of a repeated prompt that the setup expects to hit; None where the engine or this version can't say."""
+    block = evidence.trial.effective.block_size
+    try:
+        return None if block is None else evidence.setup.expected_hit(prompt_tokens, block)
+    except Unreadable:
+        return None
 
 
 def _bytes_per_token(passes: pl.DataFrame) -> set[int]:
     """Loaded bytes ÷ hit tokens, over all passes that know both."""
     loaded = tokens = 0
     for row in passes.iter_rows(named=True):
-        below = [row[f"tokens_{tier}"] for tier in _HIT_TIERS[1:]]
+        below = [row[f"tokens_{tier}"] for tier in HITS if tier != "gpu"]
         if row["loaded_bytes"] and any(below):
             loaded += row["loaded_bytes"]
             tokens += sum(value or 0 for value in below)

@@ -1,12 +1,12 @@
 """This project's own client, in a process of its own; run as a module, it is that process.
 
-The server's number comes back as the first token's id.
+The server's number comes back in the id of the answer.
 """
 
 from __future__ import annotations
 
 import json
-import resource
+import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +17,7 @@ from kvladder.config.bench import BenchCell
 from kvladder.config.traffic import PassPlan, Request
 from kvladder.load import Limits, PassResult, Target, run_pass, write_records
 
+_RESPONSE = re.compile(r"cmpl-(\d+)")
 _JOB = "job.json"
 _RECORDS = "requests.jsonl"
 SUMMARY = "summary.json"
@@ -49,15 +50,16 @@ class Kvladder(LoadClient):
 
 
 def _observation(record: dict[str, object]) -> Observation:
-    times, ids = record["chunk_ns"], record["token_ids"]
+    times = record["chunk_ns"]
     assert isinstance(times, list)  # noqa: S101
+    named = _RESPONSE.fullmatch(str(record["response_id"]))
     send, first = record["send_ns"], record["first_token_ns"]
     timed = isinstance(send, int) and isinstance(first, int)
     return Observation(
         ok=record["status"] == "ok",
         ttft_ns=first - send if timed else None,  # type: ignore[operator]
         gaps_ns=[later - earlier for earlier, later in pairwise(times)],
-        number=ids[0] if isinstance(ids, list) and ids else None,
+        number=int(named[1]) if named else None,
         send_ns=send if timed else None,  # type: ignore[arg-type]
         first_token_ns=first if timed else None,  # type: ignore[arg-type]
     )
@@ -70,10 +72,10 @@ def main(folder: Path) -> None:
     prompts = draw(cell.seed, job["prompts"], cell.prompt_tokens)
     requests = [Request(i, str(i), prompts[i % len(prompts)], cell.output_tokens) for i in range(cell.requests)]
     plan = PassPlan("bench", "warm", 0, cell.concurrency, requests)
-    before = _resident()
+    before = _memory("VmRSS")
     limits = Limits(connect_s=5, request_s=cell.timeout_s / _REQUEST_SHARE, stall_s=10)
     result = run_pass(Target("127.0.0.1", job["port"], MODEL), plan, limits)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = _memory("VmHWM")
     summary = {
         "pass_cpu_s": result.client_cpu_ns / 1e9,
         "extra_rss_bytes": max(0, peak - before - _payload(result)),
@@ -83,9 +85,10 @@ def main(folder: Path) -> None:
     (folder / SUMMARY).write_text(json.dumps(summary), encoding="utf-8")
 
 
-def _resident() -> int:
+def _memory(name: str) -> int:
+    """A size of this process in bytes. Its ru_maxrss would not do: what the parent had before exec is in it."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+    return int(status.partition(f"{name}:")[2].split()[0]) * 1024
 
 
 def _payload(result: PassResult) -> int:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from kvladder.figures._style import (
+from kvladder.figures.parts.style import (
     COLOURS,
     LABEL,
     MARKERS,

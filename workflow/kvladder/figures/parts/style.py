@@ -16,8 +16,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 
-from kvladder.tables.model import Tables
-
 WIDE = 7.4
 """Inches: a page's text width."""
 NARROW = 3.7
@@ -107,10 +105,11 @@ def blank(width: float, message: str) -> Figure:
         return figure
 
 
-def save(module: Any, tables: Tables, folder: Path) -> list[Path]:
+def save(module: Any, tables: Any, folder: Path) -> list[Path]:
     """Draw a figure module and write ``<name>.svg``, ``<name>.narrow.svg`` (for phones) and ``<name>.png`` (2x).
 
-    Returns the files. No date, no version and no random id gets into them.
+    ``tables`` is what the module's ``draw`` takes. Returns the files. No date, no version and no random id gets into
+    them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = []

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
-from kvladder.figures._lanes import left_out
-from kvladder.figures._style import (
+from kvladder.figures.parts.lanes import left_out
+from kvladder.figures.parts.style import (
     COLOURS,
     DASHES,
     LABEL,
@@ -40,9 +40,9 @@ _BETWEEN = 0.3
 
 @dataclass(frozen=True)
 class Line:
-    """How a setup is drawn: colour, marker and dashes, no two setups the same."""
+    """How a setup (or what else is compared) is drawn: colour, marker and dashes, no two the same."""
 
-    setup: str
+    name: str
     label: str
     look: dict[str, Any]
 
@@ -68,12 +68,18 @@ def panels(
     order = [setup for setup in setup_order(tables) if setup in have]
     hidden, order = len(order) - MOST_LINES, order[:MOST_LINES]
     lines = _lines(tables, order, width)
-    across = 2 if width >= WIDE and len(titles) > 1 else 1
-    down = -(-len(titles) // across)
-    columns, rows = _legend_shape(lines, width)
     wanted = set(expected)
     missing = [tables.titles()[setup] for setup in setup_order(tables) if setup in wanted - have]
     note = left_out(max(0, hidden), 0, missing)
+    return frame(width, lines, titles, note)
+
+
+def frame(width: float, lines: list[Line], titles: Sequence[str], note: str = "") -> Panels:
+    """One panel a title, two side by side where `width` allows, a legend of the lines above and a note below. Must be
+    called inside `style()`."""
+    across = 2 if width >= WIDE and len(titles) > 1 else 1
+    down = -(-len(titles) // across)
+    columns, rows = _legend_shape(lines, width)
     legend, below = rows * _ROW + 0.08, 0.22 if note else 0.0
     total = legend + down * (_TITLE + _HEIGHT + _FOOT) + below
     panel = (width - across * (_LEFT + _RIGHT) - (across - 1) * _BETWEEN) / across
@@ -117,17 +123,21 @@ def _lines(tables: Tables, setups: Sequence[str], width: float) -> list[Line]:
     for setup in setups:
         # The baseline is ink: what the others are held against.
         place = coloured.index(setup) if setup in coloured else None
-        look = {
-            "color": COLOURS["ink"] if place is None else COLOURS[LINES[place % len(LINES)]],
-            "marker": "." if place is None else LINE_MARKERS[place % len(LINE_MARKERS)],
-            "ls": DASHES[(place or 0) // len(LINES) % len(DASHES)],
-            "ms": 4.5,
-            "lw": 1.2,
-            "mec": COLOURS["paper"],
-            "mew": 0.5,
-        }
-        lines.append(Line(setup, labels[titles[setup]], look))
+        lines.append(Line(setup, labels[titles[setup]], look_of(place)))
     return lines
+
+
+def look_of(place: int | None) -> dict[str, Any]:
+    """Line style of the n-th thing that is compared, or, for None, of what the others are held against: ink."""
+    return {
+        "color": COLOURS["ink"] if place is None else COLOURS[LINES[place % len(LINES)]],
+        "marker": "." if place is None else LINE_MARKERS[place % len(LINE_MARKERS)],
+        "ls": DASHES[(place or 0) // len(LINES) % len(DASHES)],
+        "ms": 4.5,
+        "lw": 1.2,
+        "mec": COLOURS["paper"],
+        "mew": 0.5,
+    }
 
 
 def _legend_shape(lines: Sequence[Line], width: float) -> tuple[int, int]:
