@@ -13,6 +13,7 @@ from kvladder.config.records import GateResult
 from kvladder.gates.base import Evidence, pass_label
 from kvladder.judge import judge_trial
 from kvladder.replay import TOLERANCE
+from kvladder.stats.oracle import Access
 
 FOUR = {"four": Load(requests=4, prompt_tokens=3000, warm_rounds=1)}
 """Four prompts of 23 blocks, one after the other: a working set of 92 blocks; 115 are stored with the warm-up's."""
@@ -209,6 +210,16 @@ def test_what_is_not_measured_takes_room_too(tmp_path: Path) -> None:
     assert all(each is not None and each.exact for each in result.values())
     assert len(evidence.prediction.sequence) == 2 * 2 + 3 * (1 + 4)
     assert evidence.prediction.capacity_tokens() == {"cpu": 100 * BLOCK}
+
+
+def test_output_takes_room_in_the_warm_up_as_in_measured_requests(tmp_path: Path) -> None:
+    """3,000 tokens end inside block 24; 299 more, whose KV is computed, fill that one and the next."""
+    load = {"four": Load(requests=4, prompt_tokens=3000, output_tokens=300, warm_rounds=1)}
+    evidence = Evidence.load(write_trial(tmp_path, setup="native-host", workloads=load))
+    assert evidence.prediction is not None
+    sent = [item for item in evidence.prediction.sequence if isinstance(item, Access)]
+    assert [len(item.output) for item in sent] == [2] * (2 + 3 * 4)
+    assert len({tuple(item.output) for item in sent}) == 1 + 4
 
 
 def test_turns_of_a_conversation_share_their_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,9 @@ THRASH = 0.1
 
 _ID_BITS = 32
 
+_WARM_UP = "warm-up"
+"""The stream of the unmeasured prompt; no workload may share its blocks, whatever it is called."""
+
 
 @dataclass(frozen=True, slots=True)
 class PassPrediction:
@@ -202,18 +205,22 @@ class _Blocks:
         first = self._streams.setdefault((workload, stream), len(self._streams)) << _ID_BITS
         return range(first, first + tokens // self.block)
 
+    def output(self, workload: str, key: str, prompt_tokens: int, tokens: int) -> range:
+        """Ids of the blocks that ``tokens`` of output fill after a prompt; the last one's KV is never computed."""
+        filled = (prompt_tokens + max(tokens, 1) - 1) // self.block - prompt_tokens // self.block
+        return self.chain(f"output of {workload}", key, filled * self.block)
+
     def access(self, request: RequestRecord) -> Access:
         """A request as the oracle takes it. Greedy output of one prompt is one text, and nobody else's."""
         name = self._stream.get(request.workload)
         stream = request.key if name is None else name(request.key)
-        length, block = request.prompt_tokens, self.block
-        filled = (length + max(request.output_tokens or 0, 1) - 1) // block - length // block
+        length = request.prompt_tokens
         sent = request.send_ns or 0
         end = request.end_ns or sent
         return Access(
             blocks=self.chain(request.workload, stream, length),
             tokens=length,
-            output=self.chain(f"output of {request.workload}", request.key, filled * block),
+            output=self.output(request.workload, request.key, length, request.output_tokens or 0),
             sent=sent,
             first=request.first_token_ns or end,
             end=end,
@@ -233,11 +240,12 @@ def _warm_up(
     ]
     if not lengths:
         return
-    tokens = max(lengths)[1]
+    whole, tokens = max(lengths)
+    output = blocks.output(_WARM_UP, "p0", tokens, whole - tokens)
     for time in (0, 1):
         what = setup.reset_before("first-hit" if time else "cold")
         yield Reset(what or "nothing")
-        yield Access(blocks.chain("warm-up", "p0", tokens), tokens, sent=time, first=time, end=time)
+        yield Access(blocks.chain(_WARM_UP, "p0", tokens), tokens, output=output, sent=time, first=time, end=time)
 
 
 def _one_by_one(passes: Sequence[PassRecord]) -> bool:

@@ -152,7 +152,7 @@ def _workload(tables: Tables, names: Mapping[str, str], suite: str, workload: st
             f"{names[best['setup']]} {done} fastest{among} {when}, {_thing(metric)} {typical(best)}: "
             f"{times(1 / best['ratio'])} as fast as {baseline} "
             f"({span(1 / best['ratio_high'], 1 / best['ratio_low'])}×, "
-            f"{interval_words(best['interval'], best['blocks'])}), which computes it in {typical(base)}."
+            f"{interval_words(best['interval'], best['blocks'])}), which takes {typical(base)}."
         )
         details += _rest(tables, names, by_pass[hit], best, rest)
     elif ranked:
@@ -160,7 +160,7 @@ def _workload(tables: Tables, names: Mapping[str, str], suite: str, workload: st
     elif rivals:
         lead = (
             f"{when[0].upper()}{when[1:]}, no tier can be ranked yet: none has two blocks in which it and {baseline}, "
-            f"which computes it in {typical(base)}, are both valid."
+            f"which takes {typical(base)}, are both valid."
         )
     else:
         lead = f"No tier has a valid value to compare with {baseline}."
