@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import polars as pl
+import pytest
 
 from .conftest import Project
 
@@ -15,6 +16,7 @@ WORKLOADS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_sweeps_reach_the_report(project: Project) -> None:
     project.config(repeats=1, workloads=WORKLOADS, suites={"main": list(WORKLOADS)})
     done = project.snakemake("--cores", "4")
