@@ -255,6 +255,15 @@ def test_files_are_compared_with_the_disk(tmp_path: Path) -> None:
     assert "disk_read_direct" in bad.seen
 
 
+@pytest.mark.parametrize(("gb_per_s", "decision"), [(1.4, "pass"), (1.3, "fail")])
+def test_a_disk_is_no_constant_of_the_machine(tmp_path: Path, gb_per_s: float, decision: str) -> None:
+    """2 GB/s from a disk that did 1.4 once, and 1.3: half as much again is allowed, no more."""
+    measured(tmp_path, **{**FAST, "disk_read_direct": gb_per_s * 1e9})
+    results = [result for result in run(from_disk(tmp_path, DIRECT)) if "disk_read_direct" in result.seen]
+    assert [result.decision for result in results] == [decision]
+    assert "+ 50%" in results[0].expected
+
+
 def test_files_in_the_page_cache_are_not_compared_with_the_disk(tmp_path: Path) -> None:
     measured(tmp_path, **{**FAST, "disk_read_direct": 1e9})
     folder = from_disk(tmp_path, {**DIRECT, "cached_bytes": 1000})

@@ -18,8 +18,17 @@ OLD_FILE = "rooflines.json"
 """Where schema 1 was written, beside `FOLDER`'s place: one file an experiment, which doesn't say of which host."""
 
 
+DISK_TOLERANCE = 0.5
+"""How far a disk may exceed its roofline, relative, in any case. It is often a virtual one that others share and whose
+host caches it, so what was measured once is no constant; a wrong claim is off by factors."""
+
 QUIET = 0.10
 """Share of the CPU that others may take while rooflines are measured, as in the gate quiet-host."""
+
+
+def allowed(link: str | None, tolerance: float) -> float:
+    """How far a rate may lie above the roofline of ``link``, relative, where ``tolerance`` is what others get."""
+    return max(tolerance, DISK_TOLERANCE) if link is not None and link.startswith("disk_") else tolerance
 
 
 class Roofline(Strict):

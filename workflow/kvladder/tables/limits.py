@@ -2,7 +2,7 @@
 
 No rate above its roofline gets into a table. A trial that claims one by more than the gate's tolerance is invalid; of
 one that is left (the gate is off, or couldn't decide) the rate is refused, with the reason in its place. Inside the
-tolerance, which is the noise of two clocks, a rate is shown as the roofline itself.
+tolerance (the noise of two clocks, or of a disk) a rate is shown as the roofline itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import polars as pl
 
 from kvladder.config.experiment import GateConfig
 from kvladder.config.records import RateClaim
-from kvladder.config.rooflines import load
+from kvladder.config.rooflines import allowed, load
 from kvladder.tables.model import CELL
 from kvladder.tables.raw import RawTrial
 
@@ -97,8 +97,8 @@ def _row(cell: Cell, trials: list[list[RateClaim]]) -> Row:
     claims = [claim for claims in trials for claim in claims]
     whys = dict.fromkeys(claim.why for claim in claims if claim.why is not None)
     notes = list(whys)
-    slack = 1 + GateConfig().roofline_tolerance
-    if any(claim.ceiling is not None and claim.rate > claim.ceiling * slack for claim in claims):
+    tolerance = GateConfig().roofline_tolerance
+    if any(claim.ceiling and claim.rate > claim.ceiling * (1 + allowed(claim.link, tolerance)) for claim in claims):
         return row | {"note": "; ".join([REFUSED, *notes])}
     rates = [median(min(claim.rate, claim.ceiling or claim.rate) for claim in claims) for claims in trials]
     if any(claim.time_ns == 0 for claim in claims):
@@ -109,7 +109,7 @@ def _row(cell: Cell, trials: list[list[RateClaim]]) -> Row:
         shares = [100 * rate / max(known) for rate, known in zip(rates, ceilings, strict=True)]
         row |= {"ceiling_gb_per_s": median(max(known) for known in ceilings) / 1e9, "percent": median(shares)}
         if any(claim.rate > claim.ceiling for claim in claims if claim.ceiling is not None):
-            notes.append("at its roofline, by the clocks' noise above it")
+            notes.append("at its roofline, above it by less than the gate allows")
     return row | {"note": "; ".join(notes) or None}
 
 
