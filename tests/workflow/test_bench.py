@@ -18,6 +18,9 @@ from kvladder.provenance.publish import derived_sums
 
 from .conftest import Done, Project, clone
 
+# Every cell starts a server and a client: minutes on a small machine.
+pytestmark = pytest.mark.slow
+
 BENCH: dict[str, Any] = {
     "experiment": "tiny-truth",
     "blocks": [
