@@ -36,7 +36,11 @@ def test_one_run_at_a_time_and_the_next_after_it_however_it_ended(tmp_path: Path
 
 def test_a_job_of_the_run_does_not_keep_the_claim(tmp_path: Path) -> None:
     held = stored.claim(tmp_path)
-    job = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+    code = "print('runs', flush=True); input()"
+    job = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False)
+    # Until then the kernel may still be closing what the new program doesn't inherit.
+    assert job.stdout is not None
+    assert job.stdout.readline() == b"runs\n"
     held.release()
     stored.claim(tmp_path).release()
     job.communicate(b"\n")
