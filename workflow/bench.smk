@@ -10,14 +10,15 @@ from pathlib import Path
 from kvladder.bench.clients.registry import CLIENTS
 from kvladder.bench.figures import FIGURES
 from kvladder.bench.server import SOURCE
-from kvladder.config import bench
 from kvladder.config import stack as stacks
+from kvladder.config.bench import plan
+from kvladder.config.sources import read_bench
 from kvladder.config.yaml import ConfigError
 from kvladder.plan import digest
 from kvladder.stack import paths
 
 try:
-    BENCH = bench.read(
+    BENCH = read_bench(
         workflow.config_settings.configfiles or [Path("config/client-truth.yaml")],
         workflow.config_settings.config_args or (),
     )
@@ -27,7 +28,7 @@ except ConfigError as problem:
 
 PYTHON = sys.executable
 RESULTS = Path("results", BENCH.experiment)
-CELLS = {str(RESULTS / cell.folder / "cell.json"): cell for cell in bench.plan(BENCH)}
+CELLS = {str(RESULTS / cell.folder / "cell.json"): cell for cell in plan(BENCH)}
 PEERS = sorted({cell.client for cell in CELLS.values()} - {"kvladder"})
 # A cell has the machine to itself, whatever the command line says.
 workflow.register_resource("host", 1)

@@ -14,39 +14,19 @@ import pytest
 from kvladder.bench import cell as cells
 from kvladder.bench.clients.base import Job, LoadClient, Observation
 from kvladder.bench.clients.registry import CLIENTS
-from kvladder.bench.server import build
 from kvladder.bench.tables import read_cell
 from kvladder.bench.truth import ttft_bias
 from kvladder.bench.usage import measure, tree
-from kvladder.config.bench import BenchCell, CellRecord
+from kvladder.config.bench import BenchBlock, BenchCell, BenchConfig, CellRecord, plan
 
 MS = 1_000_000
 
 
-@pytest.fixture(scope="module")
-def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("server") / "server"
-    build(path)
-    return path
-
-
 def cell(**changes: object) -> BenchCell:
-    base = BenchCell(
-        client="kvladder",
-        cores=1,
-        prompt_tokens=1000,
-        concurrency=8,
-        requests=24,
-        fault="none",
-        ttft_ms=20,
-        itl_ms=5,
-        output_tokens=4,
-        echo=True,
-        timeout_s=60,
-        seed=1,
-        spin_us=0,
-        repeat=0,
+    block = BenchBlock(
+        clients=["kvladder"], concurrency=[8], steady_requests=16, ttft_ms=20, itl_ms=5, output_tokens=4, timeout_s=60
     )
+    (base,) = plan(BenchConfig(experiment="x", spin_us=0, blocks=[block]))
     return base.model_copy(update=changes)
 
 

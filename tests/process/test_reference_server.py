@@ -20,13 +20,6 @@ from kvladder.config.bench import Fault
 MS = 1_000_000
 
 
-@pytest.fixture(scope="module")
-def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("server") / "server"
-    build(path)
-    return path
-
-
 def test_it_compiles_without_a_warning(tmp_path: Path) -> None:
     options = ["-O2", "-std=gnu11", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-fsanitize=address,undefined"]
     command = ["gcc", *options, "-o", str(tmp_path / "s"), str(SOURCE)]

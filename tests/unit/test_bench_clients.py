@@ -6,32 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
+from bench_factory import cell
 
 from kvladder.bench.clients.base import Job, draw, number_of, words, write_tokenizer
 from kvladder.bench.clients.registry import CLIENTS
-from kvladder.config.bench import BenchCell, Client
+from kvladder.config.bench import Client
 
 DATA = Path(__file__).parents[1] / "data" / "bench"
 
 
-def job(client: Client, folder: Path, **changes: object) -> Job:
-    cell = BenchCell(
-        client=client,
-        cores=1,
-        prompt_tokens=5,
-        concurrency=2,
-        requests=7,
-        fault="none",
-        ttft_ms=50,
-        itl_ms=10,
-        output_tokens=3,
-        echo=True,
-        timeout_s=9,
-        seed=1,
-        spin_us=0,
-        repeat=0,
-    ).model_copy(update=changes)
-    return Job(cell, 8123, folder, draw(1, 3, 5))
+def job(client: Client, folder: Path) -> Job:
+    size = {"prompt_tokens": 5, "concurrency": 2, "requests": 7, "output_tokens": 3}
+    return Job(cell(client=client, **size), 8123, folder, draw(1, 3, 5))
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import polars as pl
 import pytest
+from bench_factory import cell
 
 from kvladder.bench import tables
 from kvladder.bench.cell import _write_requests, assign
@@ -16,8 +17,9 @@ from kvladder.bench.server import Served
 from kvladder.bench.truth import Pair, gap_errors, held, pair, ttft_bias
 from kvladder.bench.usage import cpu_between
 from kvladder.config.base import Strict
-from kvladder.config.bench import BenchCell, BenchConfig, BenchGoals, CellRecord, Fault, UsageSample, plan, read
+from kvladder.config.bench import BenchConfig, BenchGoals, CellRecord, Fault, UsageSample, plan
 from kvladder.config.records import HostRecord
+from kvladder.config.sources import read_bench
 from kvladder.config.yaml import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -155,7 +157,7 @@ def test_plan() -> None:
 
 
 def test_the_published_bench_covers_what_the_goals_are_about() -> None:
-    cells = plan(read([ROOT / "config" / "client-truth.yaml"]))
+    cells = plan(read_bench([ROOT / "config" / "client-truth.yaml"]))
     own = [cell for cell in cells if cell.client == "kvladder" and cell.cores == 1]
     points = {(cell.prompt_tokens, cell.concurrency) for cell in own if cell.kind == "schedule"}
     assert points >= {(tokens, slots) for tokens in (1000, 40_000) for slots in (1, 16, 64, 256, 512)}
@@ -186,39 +188,25 @@ def test_config_that_can_not_be_used(tmp_path: Path) -> None:
     path = tmp_path / "bench.yaml"
     path.write_text("experiment: x\nblocks: [{clients: [ab], concurrency: [1]}]\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"blocks\.0\.clients\.0.*'ab'"):
-        read([path])
-    assert read([path], ["blocks=[{clients: [vllm], concurrency: [1]}]"]).blocks[0].clients == ["vllm"]
+        read_bench([path])
+    assert read_bench([path], ["blocks=[{clients: [vllm], concurrency: [1]}]"]).blocks[0].clients == ["vllm"]
 
 
 def write_cell(root: Path, client: str, bias: int, **changes: Any) -> Path:
     """A cell of 600 requests, 16 in flight: its first wave is off by 1.5 ms more than the rest."""
-    fields = dict.fromkeys(("ttft_ms", "itl_ms"), 50.0) | {"itl_ms": 10.0}
-    cell = BenchCell(
-        client=client,
-        cores=1,
-        prompt_tokens=1000,
-        concurrency=changes.pop("concurrency", 16),
-        requests=600,
-        fault=changes.pop("fault", "none"),
-        output_tokens=4,
-        echo=True,
-        timeout_s=9,
-        seed=1,
-        spin_us=0,
-        repeat=0,
-        **fields,
-    )
+    point = {name: changes.pop(name) for name in ("concurrency", "fault") if name in changes}
+    measured = cell(client=client, **point)
     turn = TTFT + 3 * ITL
     log = [served(i, (i // 16) * turn + i % 16, late=2 * MS if i % 2 else 0) for i in range(600)]
     words = [
         seen(r, bias + (1_500_000 if r.number < 16 else 0), 20_000, number=r.number, send_ns=r.arrival_ns - 10_000)
         for r in log
     ]
-    folder = root / cell.folder
+    folder = root / measured.folder
     folder.mkdir(parents=True)
     _write_requests(folder / "requests.parquet", pair(log, words))
     record = CellRecord(
-        cell=cell,
+        cell=measured,
         client_version="1",
         host=HOST,
         server_cores=[0],

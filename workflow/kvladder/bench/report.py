@@ -188,7 +188,7 @@ def _beside(rows: list[Row]) -> Paragraph | None:
     full = [key for key, here in levels.items() if len({row["client"] for row in here}) == most]
     shortest = min(length for length, _ in full)
     level = min((c for length, c in full if length == shortest), key=lambda c: (c != _REFERENCE, -c))
-    here = sorted(levels[shortest, level], key=lambda row: list(TITLES).index(row["client"]))
+    here = sorted(levels[shortest, level], key=_rank)
     details = []
     for row in here:
         off = f"off by {significant(row['ttft_bias_p50_ms'])} ms (p50)"
@@ -251,6 +251,11 @@ def _label(row: Row, rows: Iterable[Row]) -> str:
     return f"{TITLES[row['client']]}{cores}{_run(row, rows)}"
 
 
+def _rank(row: Row) -> int:
+    """A client's place in the order of `TITLES`."""
+    return list(TITLES).index(row["client"])
+
+
 def _values(row: Row, columns: Iterable[tuple[str, str]]) -> list[str]:
     return [significant(row[name]) for name, _ in columns]
 
@@ -258,7 +263,7 @@ def _values(row: Row, columns: Iterable[tuple[str, str]]) -> list[str]:
 def _points(rows: list[Row]) -> list[Row]:
     """One table a prompt length (and echo), grouped by level; a client that gave no result says why."""
     found: dict[tuple[int, bool], dict[int, list[Row]]] = {}
-    for row in sorted(rows, key=lambda row: (row["cores"], list(TITLES).index(row["client"]), row["repeat"])):
+    for row in sorted(rows, key=lambda row: (row["cores"], _rank(row), row["repeat"])):
         if row["kind"] == "schedule":
             levels = found.setdefault((row["prompt_tokens"], row["echo"]), {})
             share = None if row["held_share"] is None else row["held_share"] * 100
@@ -289,7 +294,7 @@ def _trouble(row: Row) -> str:
 
 
 def _rates(rows: list[Row]) -> list[Row]:
-    rates = sorted((row for row in rows if row["kind"] == "rate"), key=lambda row: list(TITLES).index(row["client"]))
+    rates = sorted((row for row in rows if row["kind"] == "rate"), key=_rank)
     return [
         {
             "label": _label(row, rows),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -131,11 +130,11 @@ def build(folders: Iterable[Path], goals: BenchGoals, out: Path) -> None:
 
     Raises OSError or ValueError for a cell that can't be read.
     """
-    places = list(folders)
-    rows = sorted((read_cell(folder) for folder in places), key=_order)
+    records = {folder: _record(folder) for folder in folders}
+    rows = sorted((_row(*cell) for cell in records.items()), key=_order)
     judged = judge(rows, goals)
     out.mkdir(parents=True, exist_ok=True)
-    tables = (("cells", CELLS, rows), ("goals", GOALS, judged), ("machines", MACHINES, machines(places)))
+    tables = (("cells", CELLS, rows), ("goals", GOALS, judged), ("machines", MACHINES, _machines(records.values())))
     for name, schema, table in tables:
         frame = pl.DataFrame(table, schema=schema)
         frame.write_parquet(out / f"{name}.parquet")
@@ -150,7 +149,14 @@ def _order(row: Row) -> tuple[Any, ...]:
 
 def read_cell(folder: Path) -> Row:
     """One row of ``cells``. Raises OSError or ValueError."""
-    record = _record(folder)
+    return _row(folder, _record(folder))
+
+
+def _record(folder: Path) -> CellRecord:
+    return CellRecord.model_validate_json((folder / "cell.json").read_text(encoding="utf-8"))
+
+
+def _row(folder: Path, record: CellRecord) -> Row:
     requests = pl.read_parquet(folder / "requests.parquet").sort("arrival_ns", "number")
     cell = record.cell
     own = {
@@ -177,14 +183,9 @@ def read_cell(folder: Path) -> Row:
     }
 
 
-def _record(folder: Path) -> CellRecord:
-    return CellRecord.model_validate_json((folder / "cell.json").read_text(encoding="utf-8"))
-
-
-def machines(folders: Iterable[Path]) -> list[Row]:
-    """Rows of ``machines``. Raises OSError or ValueError."""
+def _machines(records: Iterable[CellRecord]) -> list[Row]:
     columns = [name for name in MACHINES if name != "cells"]
-    hosts = (_record(folder).host.model_dump() for folder in folders)
+    hosts = (record.host.model_dump() for record in records)
     counts = Counter(tuple(host[name] for name in columns) for host in hosts)
     return [dict(zip(MACHINES, (*host, count), strict=True)) for host, count in sorted(counts.items())]
 
@@ -203,7 +204,7 @@ def _biases(requests: pl.DataFrame, concurrency: int) -> Row:
         "ttft_bias_max_ms": max(known, default=None),
         "ttft_bias_all_p99_ms": quantile(bias, 0.99),
         "first_wave_bias_p50_ms": median(first),
-        "first_wave_bias_max_ms": max((value for value in first if value is not None), default=None),
+        "first_wave_bias_max_ms": _largest(first),
         "send_lead_p50_ms": quantile(lead, 0.5),
         "send_lead_p99_ms": quantile(lead, 0.99),
     }
@@ -220,8 +221,8 @@ def _gaps(requests: pl.DataFrame) -> Row:
         "gap_error_p50_ms": quantile(errors, 0.5),
         "gap_error_p99_ms": quantile(errors, 0.99),
         "gap_error_max_ms": max(errors, default=None),
-        "longest_gap_written_ms": max((value for value in written if value is not None), default=None),
-        "longest_gap_seen_ms": max((value for value in seen if value is not None), default=None),
+        "longest_gap_written_ms": _largest(written),
+        "longest_gap_seen_ms": _largest(seen),
     }
 
 
@@ -267,12 +268,16 @@ def _server(requests: pl.DataFrame, itl_ms: float, faultless: bool) -> Row:
     return row | {
         "server_jitter_p50_ms": quantile(jitter, 0.5),
         "server_jitter_p99_ms": quantile(jitter, 0.99),
-        "server_jitter_max_ms": max((value for value in jitter if value is not None), default=None),
+        "server_jitter_max_ms": _largest(jitter),
     }
 
 
 def _ms(series: pl.Series) -> list[float | None]:
     return (series / _MS).to_list()
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def judge(rows: Sequence[Row], goals: BenchGoals) -> list[Row]:
@@ -447,8 +452,3 @@ def _fault_table(rows: Sequence[Row]) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def read_goals(text: str) -> BenchGoals:
-    """Goals from JSON, as a rule's parameter carries them."""
-    return BenchGoals.model_validate(json.loads(text))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from kvladder.config.base import Name, Record, Strict
 from kvladder.config.records import HostRecord
-from kvladder.config.yaml import ConfigError, load_file, load_text, merge, problems
+from kvladder.config.yaml import ConfigError, problems
 
 Client = Literal["kvladder", "vllm", "aiperf", "guidellm"]
 Fault = Literal[
@@ -185,16 +184,8 @@ def plan(config: BenchConfig) -> list[BenchCell]:
     return list(cells)
 
 
-def read(files: Sequence[Path], overrides: Iterable[str] = ()) -> BenchConfig:
-    """Read and merge files and ``key=value`` overrides, as `kvladder.config.sources.read` does. Raises ConfigError."""
-    data: dict[str, Any] = {}
-    for path in files:
-        data = merge(data, load_file(path))
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--config {text}: expected key=value")
-        data = merge(data, load_text(f"{key}: {value}", f"--config {text}"))
+def validate(data: dict[str, Any]) -> BenchConfig:
+    """Validate a loaded config. Raises ConfigError whose message has one line a problem."""
     try:
         return BenchConfig.model_validate(data)
     except ValidationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,5 +36,5 @@ def lateness(streams: Sequence[RawStream], records: Sequence[RequestTrace]) -> L
         if record.first_token_ns is not None:
             edges.append(stream.late[bisect_left(stream.times, record.first_token_ns)])
         edges += stream.late[-1:]
-    place = -int(-_P99 * len(known) // 1) - 1
+    place = math.ceil(_P99 * len(known)) - 1
     return Lateness(known[place], known[-1], max((late for late in edges if late >= 0), default=None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from kvladder.bench.figures.clients import ONE_CORE, over_concurrency
+from kvladder.bench.figures.clients import MARKS, over_concurrency
 from kvladder.bench.tables import BenchTables
 from kvladder.figures.parts.style import WIDE
 
@@ -12,8 +12,8 @@ NAME = "bias"
 TITLE = "What clients add to the truth"
 CAPTION = (
     "Size of the TTFT's bias (what the client reports, less what the server's log proves) and of the error of gaps "
-    "between tokens, in milliseconds, by requests in flight; both axes are logarithmic. First waves are left out. "
-    f"Dotted: what this project's client is held to. {ONE_CORE}"
+    "between tokens, in milliseconds, by requests in flight; both axes are logarithmic. "
+    f"First waves are left out. {MARKS}"
 )
 
 

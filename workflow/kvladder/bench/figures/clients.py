@@ -13,10 +13,12 @@ from kvladder.bench.tables import OWN, TITLES, BenchTables
 from kvladder.figures.parts.lines import Line, doubling, frame, logarithmic, look_of
 from kvladder.figures.parts.style import COLOURS, blank, style
 
-ONE_CORE = (
-    "A point is one run of a client on one core, the line goes through the medians of runs. Where there is no point, "
-    "the client has no value: no result, or too few requests for the percentile."
+MARKS = (
+    "Dotted: what this project's client is held to. A point is one run of a client on one core, the line goes through "
+    "the medians of runs. Where there is no point, the client has no value: no result, or too few requests for the "
+    "percentile."
 )
+"""The end of each caption: what points, lines and dots are."""
 
 
 def over_concurrency(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from kvladder.bench.figures.clients import ONE_CORE, over_concurrency
+from kvladder.bench.figures.clients import MARKS, over_concurrency
 from kvladder.bench.tables import BenchTables
 from kvladder.figures.parts.style import WIDE
 
@@ -13,7 +13,7 @@ TITLE = "CPU and memory"
 CAPTION = (
     "CPU seconds per 1,000 requests, first arrival to last write (this project's client: of its pass), and "
     "peak memory of all of a client's processes; pages that processes share count in each of them. Both axes are "
-    f"logarithmic. Dotted: what this project's client is held to. {ONE_CORE}"
+    f"logarithmic. {MARKS}"
 )
 
 

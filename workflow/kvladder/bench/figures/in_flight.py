@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from kvladder.bench.figures.clients import ONE_CORE, over_concurrency, percent
+from kvladder.bench.figures.clients import MARKS, over_concurrency, percent
 from kvladder.bench.tables import BenchTables
 from kvladder.figures.parts.style import WIDE
 
@@ -12,7 +12,7 @@ NAME = "in_flight"
 TITLE = "Concurrency held"
 CAPTION = (
     "Mean number of requests in flight, as the server saw them, in percent of what was asked: from the arrival that "
-    f"fills the last slot to the last arrival. Dotted: what this project's client is held to. {ONE_CORE}"
+    f"fills the last slot to the last arrival. {MARKS}"
 )
 
 
