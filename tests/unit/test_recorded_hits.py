@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvladder.config import registry
-from kvladder.gates.base import Evidence, pass_label
-from kvladder.gates.hits_as_predicted import measured
+from kvladder.gates.base import Evidence, measured, pass_label
 from kvladder.stats.oracle import replay
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "trials" / "vllm-0.32.0"

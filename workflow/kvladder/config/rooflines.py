@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from kvladder.config.base import Record, Strict
 from kvladder.config.records import HostRecord
@@ -90,9 +88,8 @@ def load(experiment: Path) -> list[Rooflines]:
     found = []
     for path in files(experiment):
         try:
-            data: Any = json.loads(path.read_bytes())
-            found.append(Rooflines.model_validate(data))
-        except (OSError, ValueError, ValidationError):
+            found.append(Rooflines.model_validate_json(path.read_bytes()))
+        except (OSError, ValueError):
             continue
     return found
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from kvladder.figures.parts.lines import doubling, logarithmic, panels
 from kvladder.figures.parts.style import PASS_LABELS, WIDE, blank, style
 from kvladder.tables.model import PASSES, Tables
-from kvladder.tables.sweeps import Sweep, sweeps
+from kvladder.tables.sweeps import Sweep, hit_shown, sweeps
 
 NAME = "concurrency"
 TITLE = "Requests in flight"
@@ -40,9 +40,7 @@ def draw(tables: Tables, width: float = WIDE) -> Figure:
     if sweep is None:
         return blank(width, "No valid trial has a workload with several numbers of requests in flight.")
     rows = sweep.rows(tables.summary).filter(pl.col("metric").is_in(list(_METRICS)))
-    # One hit is enough: the first, or the later ones where a workload has no first.
-    hit = "first-hit" if "first-hit" in set(rows["pass"]) else "warm"
-    shown = [name for name in PASSES if name in ("cold", hit) and name in set(rows["pass"])]
+    shown = [name for name in PASSES if name in ("cold", hit_shown(rows)) and name in set(rows["pass"])]
     spots = [(metric, name) for metric in _METRICS for name in shown]
     with style():
         titles = [f"{_METRICS[metric]}, {PASS_LABELS[name]}" for metric, name in spots]

@@ -10,11 +10,11 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from kvladder.figures.parts.lanes import left_out
-from kvladder.figures.parts.style import COLOURS, LABEL, NARROW_LABEL, SMALL, TEXT, WIDE, blank, style
-from kvladder.tables.labels import setup_order, short_labels
+from kvladder.figures.parts.lanes import MOST_SETUPS, left_out
+from kvladder.figures.parts.style import COLOURS, SMALL, TEXT, WIDE, blank, label_width, style
+from kvladder.tables.labels import setup_labels
 from kvladder.tables.model import Tables
-from kvladder.tables.sweeps import Sweep, sweeps
+from kvladder.tables.sweeps import Sweep, hit_shown, sweeps
 
 NAME = "grid"
 TITLE = "Batch size × prompt length"
@@ -26,7 +26,6 @@ CAPTION = (
 )
 CATEGORY = "Throughput"
 
-MOST_SETUPS = 12
 _CELL = 0.3
 _TITLE = 0.26
 _FOOT = 0.5
@@ -54,19 +53,18 @@ def draw(tables: Tables, width: float = WIDE) -> Figure:
     if sweep is None:
         return blank(width, nothing)
     rows = sweep.rows(tables.summary).filter((pl.col("metric") == "wall_s") & pl.col("ratio").is_not_null())
-    hit = "first-hit" if "first-hit" in set(rows["pass"]) else "warm"
-    rows = rows.filter(pl.col("pass") == hit)
+    rows = rows.filter(pl.col("pass") == hit_shown(rows))
     have = set(rows["setup"])
-    names = [setup for setup in setup_order(tables) if setup in have]
+    labels = setup_labels(tables, label_width(width))
+    names = [setup for setup in labels if setup in have]
     if not names:
         return blank(width, "No block has both the baseline and another setup in this grid.")
     hidden, names = len(names) - MOST_SETUPS, names[:MOST_SETUPS]
     titles = tables.titles()
-    labels = short_labels([titles[name] for name in setup_order(tables)], LABEL if width >= WIDE else NARROW_LABEL)
     across = min(len(names), 2 if width >= WIDE else 1)
     down = -(-len(names) // across)
     height = _CELL * len(sweep.levels)
-    missing = [titles[name] for name in setup_order(tables) if name not in have and name != tables.baseline]
+    missing = [titles[name] for name in labels if name not in have and name != tables.baseline]
     note = left_out(max(0, hidden), 0, missing)
     below = 0.22 if note else 0.0
     total = down * (_TITLE + height + _FOOT) + below
@@ -80,7 +78,7 @@ def draw(tables: Tables, width: float = WIDE) -> Figure:
             figure.text(
                 (x - _LEFT + 0.06) / width,
                 (y + height + 0.07) / total,
-                labels[titles[setup]],
+                labels[setup],
                 fontsize=TEXT,
                 weight="bold",
             )

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from kvladder.figures.parts.lanes import LANE, panels
+from kvladder.figures.parts.lanes import LANE, beside_share, panels, shares
 from kvladder.figures.parts.style import COLOURS, PASS_LABELS, SMALL, WIDE, blank, style, text_width
 from kvladder.tables.limits import shown
 from kvladder.tables.model import PASSES, Tables
@@ -37,18 +37,10 @@ def draw(tables: Tables, width: float = WIDE) -> Figure:
         grid = panels(tables, width, data, legend if data.height else [], side=room, lanes=True)
         if grid is None:
             return blank(width, "No valid trial has a transfer rate and a roofline to compare it with.")
-        lanes = {(row["suite"], row["workload"], row["setup"], row["pass"]): row for row in data.iter_rows(named=True)}
-        for (suite, workload), axis in grid.panels:
-            axis.set_xlim(0, 100)
-            axis.set_xticks([0, 50, 100])
+        for _, axis in grid.panels:
             axis.grid(axis="x", color=COLOURS["rule"], lw=0.5)
             axis.set_axisbelow(True)
-            axis.set_xlabel("% of the link's roofline", loc="left")
-            for row in grid.rows:
-                for place, name in enumerate(PASSES):
-                    found = lanes.get((suite, workload, row.setup, name))
-                    if found is not None:
-                        _lane(axis, row.lane(place), found)
+        shares(grid, data, "% of the link's roofline", _lane)
         return grid.figure
 
 
@@ -69,12 +61,4 @@ def _text(percent: float, basis: str) -> str:
 
 def _lane(axis: Axes, y: float, row: dict[str, Any]) -> None:
     axis.barh(y, row["percent"], LANE * 0.78, zorder=2, **_fill(row["pass"], row["basis"]))
-    axis.annotate(
-        _text(row["percent"], row["basis"]),
-        (100, y),
-        (5, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=SMALL,
-        annotation_clip=False,
-    )
+    beside_share(axis, y, _text(row["percent"], row["basis"]))

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from kvladder.config.base import TIERS
-from kvladder.figures.parts.lanes import LANE, not_only_sweeps, panels
+from kvladder.figures.parts.lanes import LANE, beside_share, not_only_sweeps, panels, shares
 from kvladder.figures.parts.style import COLOURS, HATCHES, SMALL, WIDE, blank, style, text_width
-from kvladder.tables.model import PASSES, Tables
+from kvladder.tables.model import Tables
 
 NAME = "tokens_by_source"
 TITLE = "Prompt tokens by source"
@@ -43,16 +43,7 @@ def draw(tables: Tables, width: float = WIDE) -> Figure:
         grid = panels(tables, width, data, legend, side=room, lanes=True)
         if grid is None:
             return blank(width, "No valid trial knows the source of its tokens.")
-        lanes = {(row["suite"], row["workload"], row["setup"], row["pass"]): row for row in sums.iter_rows(named=True)}
-        for (suite, workload), axis in grid.panels:
-            axis.set_xlim(0, 100)
-            axis.set_xticks([0, 50, 100])
-            axis.set_xlabel("% of prompt tokens", loc="left")
-            for row in grid.rows:
-                for place, name in enumerate(PASSES):
-                    tokens = lanes.get((suite, workload, row.setup, name))
-                    if tokens is not None:
-                        _lane(axis, row.lane(place), {tier: tokens[f"tokens_{tier}"] or 0 for tier in TIERS})
+        shares(grid, sums, "% of prompt tokens", _lane)
         return grid.figure
 
 
@@ -62,7 +53,8 @@ def _fill(tier: str) -> dict[str, Any]:
     return {"fc": COLOURS[tier], "ec": edge, "hatch": HATCHES[tier], "lw": 0.6}
 
 
-def _lane(axis: Axes, y: float, tokens: dict[str, int]) -> None:
+def _lane(axis: Axes, y: float, row: dict[str, Any]) -> None:
+    tokens = {tier: row[f"tokens_{tier}"] or 0 for tier in TIERS}
     total = sum(tokens.values())
     if not total:
         return
@@ -73,7 +65,4 @@ def _lane(axis: Axes, y: float, tokens: dict[str, int]) -> None:
             axis.barh(y, share, LANE * 0.78, start, zorder=2, **_fill(tier))
         start += share
     known = total - tokens["unknown"]
-    text = f"{100 * (known - tokens['computed']) / total:.3g} %" if known else "–"
-    axis.annotate(
-        text, (100, y), (5, 0), textcoords="offset points", va="center", fontsize=SMALL, annotation_clip=False
-    )
+    beside_share(axis, y, f"{100 * (known - tokens['computed']) / total:.3g} %" if known else "–")

@@ -14,7 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -56,6 +56,9 @@ T = TypeVar("T")
 
 TrialKey = tuple[str, str]
 """A trial inside its block: setup and run."""
+
+PredictedPass = tuple[PassRecord, WindowTokens, PassPrediction]
+"""A pass, its counters, and what the hit oracle says of it."""
 
 
 class Gate(Protocol):
@@ -253,6 +256,11 @@ class Evidence:
         pairs = zip(self.trial.passes, self.windows, strict=True)
         return [pair for pair in pairs if pair[0].workload == workload and (not names or pair[0].name in names)]
 
+    def predicted_passes(self, workload: str, *names: str) -> list[PredictedPass]:
+        """The same with what the hit oracle says of each; empty where the engine didn't report its block size."""
+        found = [(item, window, self.predicted(item)) for item, window in self.passes(workload, *names)]
+        return [(item, window, each) for item, window, each in found if each is not None]
+
     def sent(self, item: PassRecord) -> list[RequestRecord]:
         """Requests of one pass."""
         return self._by_pass.get(pass_label(item), [])
@@ -269,23 +277,7 @@ class Evidence:
         label = pass_label(item)
         start, end = self.pages.get(f"{label}:start", {}), self.pages.get(f"{label}:end", {})
         reading = self.setup.read(Delta(start, end))
-        return WindowTokens(
-            workload=item.workload,
-            name=item.name,
-            round=item.round,
-            prompt_tokens=reading.prompt_tokens,
-            by_source=reading.by_source,
-            stored_bytes=reading.stored_bytes,
-            loaded_bytes=reading.loaded_bytes,
-            store_time_ns=reading.store_time_ns,
-            load_time_ns=reading.load_time_ns,
-            disk_write_bytes=reading.disk_write_bytes,
-            disk_read_bytes=reading.disk_read_bytes,
-            disk_write_time_ns=reading.disk_write_time_ns,
-            disk_read_time_ns=reading.disk_read_time_ns,
-            preemptions=reading.preemptions,
-            problems=reading.problems,
-        )
+        return WindowTokens(workload=item.workload, name=item.name, round=item.round, **asdict(reading))
 
     def _lines(self, name: str, parse: Callable[[bytes], T]) -> list[T]:
         records: list[T] = []
@@ -364,6 +356,12 @@ def tokens(by_source: Mapping[str, int | None], only: Iterable[str] = HITS) -> s
     return (
         ", ".join(f"{tier} {'?' if value is None else value}" for tier, value in parts.items() if value != 0) or "none"
     )
+
+
+def measured(window: WindowTokens, tier: str | None = None) -> int | None:
+    """Hit tokens that were counted in a pass: of one tier, or of all together; None where they're unknown."""
+    values = [window.by_source.get(each) for each in ([tier] if tier else HITS)]
+    return None if None in values else sum(value or 0 for value in values)
 
 
 def majority(values: Mapping[TrialKey, Any]) -> Any | None:

@@ -14,13 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from kvladder.config.records import GateResult, HitPrediction, PassRecord, WindowTokens
-from kvladder.gates.base import HITS, Evidence, Findings, Unreadable, short_label, tokens
+from kvladder.config.records import GateResult, HitPrediction, WindowTokens
+from kvladder.gates.base import HITS, Evidence, Findings, PredictedPass, Unreadable, measured, short_label, tokens
 from kvladder.replay import PassPrediction, Prediction
 
 REQUIRED = True
-
-Pair = tuple[PassRecord, WindowTokens, PassPrediction]
 
 
 def check(evidence: Evidence) -> list[GateResult]:
@@ -38,11 +36,10 @@ def check(evidence: Evidence) -> list[GateResult]:
         elif unbounded := _unbounded(evidence.prediction):
             firm.skip(expected, f"the capacity of {unbounded} is unknown", workload)
         else:
-            found = [(item, window, evidence.predicted(item)) for item, window in evidence.passes(workload)]
             # That nothing is hit where nothing can be is for cold-is-cold to say.
-            pairs = [(item, window, each) for item, window, each in found if each is not None and each.ceiling_total]
-            results = firm if all(each.known for _, _, each in pairs) else rough
-            _compare(results, evidence.prediction, workload, pairs, fits)
+            passes = [found for found in evidence.predicted_passes(workload) if found[2].ceiling_total]
+            results = firm if all(each.known for _, _, each in passes) else rough
+            _compare(results, evidence.prediction, workload, passes, fits)
     return [*firm.results, *rough.results]
 
 
@@ -86,33 +83,26 @@ def _unbounded(prediction: Prediction) -> str | None:
 
 
 def _compare(
-    found: Findings, prediction: Prediction, workload: str, pairs: list[Pair], fits: Callable[[], str]
+    found: Findings, prediction: Prediction, workload: str, passes: list[PredictedPass], fits: Callable[[], str]
 ) -> None:
-    total = sum(each.total for _, _, each in pairs)
-    expected = f"{total} hit tokens in {len(pairs)} passes"
-    for item, window, each in pairs:
+    total = sum(each.total for _, _, each in passes)
+    expected = f"{total} hit tokens in {len(passes)} passes"
+    if not passes:
+        found.skip(expected, "no prompt shares a whole block with one that was sent before", workload)
+        return
+    for item, window, each in passes:
         wrong = deviation(each, window)
         if wrong is not None:
             seen = f"{short_label(item)}: {tokens(window.by_source)} hit"
             found.decide(False, f"{short_label(item)}: {wrong}", f"{seen}{fits()}", workload)
             return
-    missing = next((short_label(item) for item, window, _ in pairs if measured(window) is None), None)
-    if not pairs:
-        found.skip(expected, "no prompt shares a whole block with one that was sent before", workload)
-        return
+    missing = next((short_label(item) for item, window, _ in passes if measured(window) is None), None)
     if missing is not None:
         found.skip(expected, f"the engine's token counters are missing in {missing}", workload)
         return
-    seen = f"{sum(measured(window) or 0 for _, window, _ in pairs)} hit tokens"
-    said = next((text for _, _, each in pairs if (text := thrash(prediction, each)) is not None), None)
+    seen = f"{sum(measured(window) or 0 for _, window, _ in passes)} hit tokens"
+    said = next((text for _, _, each in passes if (text := thrash(prediction, each)) is not None), None)
     found.decide(True, expected, seen if said is None else f"{seen}; {said}", workload)
-
-
-def measured(window: WindowTokens) -> int | None:
-    """Hit tokens of a pass in all tiers; None where a source is unknown."""
-    values = [window.by_source.get(tier) for tier in HITS]
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
 
 
 def deviation(each: PassPrediction, window: WindowTokens) -> str | None:

@@ -14,8 +14,8 @@ or too many fail, the right number leaves open which tier they came from.
 
 from __future__ import annotations
 
-from kvladder.config.records import GateResult, PassRecord, WindowTokens
-from kvladder.gates.base import HITS, Evidence, Findings, short_label, tokens
+from kvladder.config.records import GateResult
+from kvladder.gates.base import HITS, Evidence, Findings, PredictedPass, measured, short_label, tokens
 from kvladder.replay import PassPrediction
 
 REQUIRED = True
@@ -31,44 +31,41 @@ def check(evidence: Evidence) -> list[GateResult]:
     )
     tier = evidence.setup.tier
     for workload in evidence.served:
-        pairs = evidence.passes(workload, "first-hit", "warm")
+        names = ("first-hit", "warm")
         if tier is None:
             found.skip("hits in a tier", "this setup has no tier", workload)
-        elif not pairs:
+        elif not evidence.passes(workload, *names):
             found.skip(f"hits in {tier}", "the workload has no pass after the cold one", workload)
-        elif _tokens(found, evidence, workload, tier, pairs) and tier != "gpu":
+        elif not (passes := evidence.predicted_passes(workload, *names)):
+            found.unreadable(f"hits in {tier}", "the engine did not report its block size", workload)
+        elif _tokens(found, evidence, workload, tier, passes) and tier != "gpu":
             _stored(found, evidence, workload)
-            _loaded(found, evidence, workload, pairs)
+            _loaded(found, evidence, workload, passes)
     return found.results
 
 
-def _tokens(
-    found: Findings, evidence: Evidence, workload: str, tier: str, pairs: list[tuple[PassRecord, WindowTokens]]
-) -> bool:
+def _tokens(found: Findings, evidence: Evidence, workload: str, tier: str, passes: list[PredictedPass]) -> bool:
     """Compare tokens, pass by pass; the worst pass is reported. Returns whether the tier was measurable at all."""
-    predicted = _predicted(evidence, pairs)
-    if predicted is None:
-        found.unreadable(f"hits in {tier}", "the engine did not report its block size", workload)
-        return False
-    wanted_in = [evidence.setup.hit_tier(item.name) or tier for item, _ in pairs]
-    tiers = [_source(name, each) for name, each in zip(wanted_in, predicted, strict=True)]
+    tiers = [_source(evidence.setup.hit_tier(item.name) or tier, each) for item, _, each in passes]
     places = [
-        None if window.by_source.get("unknown") else source for source, (_, window) in zip(tiers, pairs, strict=True)
+        None if window.by_source.get("unknown") else source
+        for source, (_, window, _) in zip(tiers, passes, strict=True)
     ]
-    seen = [_hit(window, place) for place, (_, window) in zip(places, pairs, strict=True)]
+    seen = [measured(window, place) for place, (_, window, _) in zip(places, passes, strict=True)]
     expected = [
-        each.total if place is None else each.hits.get(place, 0) for each, place in zip(predicted, places, strict=True)
+        each.total if place is None else each.hits.get(place, 0)
+        for place, (_, _, each) in zip(places, passes, strict=True)
     ]
     if not any(expected) and not any(seen):
         unit = evidence.setup.granularity(evidence.trial.effective.block_size or 1)
         why = f"prompt shorter than one block ({unit} tokens)"
-        if any(each.ceiling_total for each in predicted):
+        if any(each.ceiling_total for _, _, each in passes):
             why = f"what {tier} held was evicted before it was asked for again"
         found.skip(f"hits in {tier}", f"not measurable: {why}", workload)
         return False
-    total = f"{sum(expected)} tokens from {' and '.join(dict.fromkeys(tiers))} in {len(pairs)} passes"
+    total = f"{sum(expected)} tokens from {' and '.join(dict.fromkeys(tiers))} in {len(passes)} passes"
     used = any(seen)
-    for (item, window), place, each, got in zip(pairs, places, predicted, seen, strict=True):
+    for (item, window, each), place, got in zip(passes, places, seen, strict=True):
         # A tier that nobody has seen answering isn't measured, whatever its engine may have evicted.
         least, most = each.allowed(place) if each.known else (0 if used else min(each.total, 1), each.ceiling_total)
         if got is not None and not least <= got <= most:
@@ -78,9 +75,11 @@ def _tokens(
             return True
     got_tokens = [got for got in seen if got is not None]
     if len(got_tokens) < len(seen):
-        missing = short_label(pairs[seen.index(None)][0])
+        missing = short_label(passes[seen.index(None)][0])
         found.unreadable(total, f"the engine's token counters are missing in {missing}", workload)
-    elif any(not each.known and got != wanted for each, got, wanted in zip(predicted, seen, expected, strict=True)):
+    elif any(
+        not each.known and got != wanted for (_, _, each), got, wanted in zip(passes, seen, expected, strict=True)
+    ):
         found.skip(
             total, f"{sum(got_tokens)} tokens; what {tier} evicts can't be known (see hits-as-predicted)", workload
         )
@@ -91,21 +90,9 @@ def _tokens(
     return True
 
 
-def _hit(window: WindowTokens, tier: str | None) -> int | None:
-    """Hit tokens of a tier, or of all together; None where they're unknown."""
-    values = [window.by_source.get(each) for each in ([tier] if tier else HITS)]
-    return None if None in values else sum(value or 0 for value in values)
-
-
 def _source(tier: str, each: PassPrediction) -> str:
     """The tier that a pass is served from: the setup's own, or one below it where that has lost everything."""
     return tier if each.hits.get(tier) or not each.total else max(each.hits, key=lambda name: each.hits[name])
-
-
-def _predicted(evidence: Evidence, pairs: list[tuple[PassRecord, WindowTokens]]) -> list[PassPrediction] | None:
-    found = [evidence.predicted(item) for item, _ in pairs]
-    known = [each for each in found if each is not None]
-    return known if len(known) == len(found) else None
 
 
 def _stored(found: Findings, evidence: Evidence, workload: str) -> None:
@@ -120,19 +107,18 @@ def _stored(found: Findings, evidence: Evidence, workload: str) -> None:
         found.skip("stored bytes above 0", "no counter of stored bytes", workload)
 
 
-def _loaded(found: Findings, evidence: Evidence, workload: str, pairs: list[tuple[PassRecord, WindowTokens]]) -> None:
+def _loaded(found: Findings, evidence: Evidence, workload: str, passes: list[PredictedPass]) -> None:
     per_token = evidence.trial.expected.get("kv_bytes_per_token")
     tolerance = evidence.config.load_tolerance
-    predicted = _predicted(evidence, pairs)
-    loaded = [window.loaded_bytes for _, window in pairs]
+    loaded = [window.loaded_bytes for _, window, _ in passes]
     text = f"loaded bytes within {tolerance:.0%} of hit tokens × bytes per token"
-    if per_token is None or predicted is None:
+    if per_token is None:
         found.skip(text, "bytes per token are unknown for this model", workload)
         return
     if None in loaded:
         found.skip(text, "no counter of loaded bytes that is independent of the tokens", workload)
         return
-    for (item, window), each, got in zip(pairs, predicted, loaded, strict=True):
+    for (item, window, each), got in zip(passes, loaded, strict=True):
         # Where evictions leave room for several answers, bytes are held against the tokens that were counted.
         hits = each.hits if each.exact else window.by_source
         wanted = sum(hits.get(tier) or 0 for tier in BELOW) * per_token

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from kvladder.figures.parts.style import PASS_LABELS
 from kvladder.report.formats import UNKNOWN, listing, plural, ratio, scale, span
-from kvladder.report.sweeps import Setup
-from kvladder.report.values import Row, cell
-from kvladder.report.words import Paragraph
+from kvladder.report.values import Row, Setup, cell
+from kvladder.report.words import Paragraph, lower_tiers, workload_title
 from kvladder.tables.labels import workload_order
 from kvladder.tables.model import PASSES, Tables
 
@@ -25,7 +25,7 @@ def decoding_workloads(tables: Tables) -> list[tuple[str, str]]:
     return workload_order(tables, enough.filter(pl.col("fewest") >= FEWEST_TOKENS))
 
 
-def sections(tables: Tables, setups: Mapping[str, Setup], pass_titles: Mapping[str, str]) -> list[Row]:
+def sections(tables: Tables, setups: Mapping[str, Setup]) -> list[Row]:
     """For each such workload a table: a row a setup, TPOT, ITL and throughput by pass."""
     result = []
     for suite, workload in decoding_workloads(tables):
@@ -49,8 +49,8 @@ def sections(tables: Tables, setups: Mapping[str, Setup], pass_titles: Mapping[s
                 lines.append((setup, values))
         result.append(
             {
-                "title": workload if tables.passes["suite"].n_unique() == 1 else f"{suite} / {workload}",
-                "passes": [pass_titles[name] for name in passes],
+                "title": workload_title(tables, suite, workload),
+                "passes": [PASS_LABELS[name] for name in passes],
                 "groups": titles,
                 "rows": lines,
             }
@@ -60,7 +60,7 @@ def sections(tables: Tables, setups: Mapping[str, Setup], pass_titles: Mapping[s
 
 def paragraphs(tables: Tables, names: Mapping[str, str]) -> list[Paragraph]:
     """The decode penalty while storing: time per output token in the cold pass against the baseline's."""
-    tiers, controls = tables.tiers(), set(tables.context.get("controls", []))
+    rivals = lower_tiers(tables)
     found = []
     for suite, workload in decoding_workloads(tables):
         rows = tables.summary.filter(
@@ -68,12 +68,12 @@ def paragraphs(tables: Tables, names: Mapping[str, str]) -> list[Paragraph]:
         )
         said = []
         for name, what in (("cold", "while storing"), ("first-hit", "while loading")):
-            parts = []
             here = rows.filter((pl.col("pass") == name) & pl.col("ratio").is_not_null()).sort("ratio", "setup")
-            for row in here.iter_rows(named=True):
-                if row["setup"] in controls or tiers.get(row["setup"]) in (None, "gpu"):
-                    continue
-                parts.append(f"{names[row['setup']]} {ratio(row['ratio'])}× ({_spread(row)})")
+            parts = [
+                f"{names[row['setup']]} {ratio(row['ratio'])}× ({_spread(row)})"
+                for row in here.iter_rows(named=True)
+                if row["setup"] in rivals
+            ]
             if parts:
                 baseline = names.get(tables.baseline, tables.baseline)
                 said.append(

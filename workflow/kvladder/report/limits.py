@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import polars as pl
 
 from kvladder.report.formats import UNKNOWN, plural, significant, size
+from kvladder.report.values import Row, Setup
 from kvladder.tables.labels import workload_order
 from kvladder.tables.limits import shown
 from kvladder.tables.model import PASSES, Tables
-
-Row = dict[str, Any]
 
 LINKS = {
     "pinned_h2d": "pinned host memory to GPU",
@@ -28,7 +26,7 @@ LINKS = {
 }
 
 
-def limits(tables: Tables, setups: Mapping[str, Any]) -> dict[str, Any]:
+def limits(tables: Tables, setups: Mapping[str, Setup]) -> Row:
     """Rows by workload and setup, their notes, and the best measurement of each link by host."""
     order = list(setups)
     rows, notes = [], dict[str, list[str]]()

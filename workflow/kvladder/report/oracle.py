@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import polars as pl
 
 from kvladder.report.formats import UNKNOWN, listing, number, plural
+from kvladder.report.values import Row, Setup
 from kvladder.tables.labels import workload_order
 from kvladder.tables.model import CACHES, PASSES, Tables
 
-Row = dict[str, Any]
 
-
-def hits(tables: Tables, setups: Mapping[str, Any]) -> dict[str, Any]:
+def hits(tables: Tables, setups: Mapping[str, Setup]) -> Row:
     """A sentence, and rows where a tier is smaller than the working set or the counters say something else.
 
     Nothing at all (``sentence`` is None) where no judged trial has a tier.
@@ -52,7 +50,7 @@ def _part(data: pl.DataFrame, suite: str, workload: str, setup: str, name: str) 
     )
 
 
-def _row(setup: Any, workload: str, name: str, part: pl.DataFrame) -> Row:
+def _row(setup: Setup, workload: str, name: str, part: pl.DataFrame) -> Row:
     """Rounds and trials together: shares of all their prompt tokens, the largest working set."""
     rows = part.rows(named=True)
     total = sum(row["prompt_tokens"] for row in rows)

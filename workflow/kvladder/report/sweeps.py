@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 import polars as pl
 
 from kvladder.report.formats import UNKNOWN, listing, plural, ratio, scale, significant, span
-from kvladder.report.values import Row, Value, cell
-from kvladder.report.words import Paragraph, interval_words
+from kvladder.report.values import Row, Setup, Value, cell
+from kvladder.report.words import Paragraph, interval_words, lower_tiers, workload_title
 from kvladder.tables.break_even import HITS, hit_row, payback
 from kvladder.tables.model import Tables
-from kvladder.tables.sweeps import Place, Sweep, sweeps
+from kvladder.tables.sweeps import Place, Sweep, hit_shown, sweeps
 
 COLUMNS = 7
 """Setups side by side in one table."""
@@ -24,18 +23,6 @@ _METRICS = {
     "ttft_s": "Time to first token",
     "prompt_tokens_per_s": "Prompt tokens per second, computed or loaded",
 }
-
-
-class Setup(Protocol):
-    """A setup as the report shows it."""
-
-    @property
-    def name(self) -> str:
-        """Its key in the tables."""
-
-    @property
-    def badges(self) -> list[str]:
-        """What sets it apart."""
 
 
 def known_sweeps(tables: Tables) -> list[Sweep]:
@@ -53,7 +40,7 @@ def sections(tables: Tables, setups: Mapping[str, Setup]) -> list[Row]:
     """For each sweep its tables: a row a cell, a column a setup, a hit's value and its ratio to the baseline."""
     return [
         {
-            "title": sweep.workload if tables.passes["suite"].n_unique() == 1 else f"{sweep.suite} / {sweep.workload}",
+            "title": workload_title(tables, sweep.suite, sweep.workload),
             "what": describe(sweep),
             "tables": [part for metric in _shown(sweep) for part in _tables(tables, setups, sweep, metric)],
             "break_even": _break_even(tables, setups, sweep),
@@ -75,16 +62,11 @@ def _shown(sweep: Sweep) -> list[str]:
     return ["wall_s"] if len(sweep.lengths) > 1 else ["ttft_s", "prompt_tokens_per_s"]
 
 
-def _hit(rows: pl.DataFrame) -> str:
-    """The pass whose hits are shown: the first ones, where there are any."""
-    return "first-hit" if "first-hit" in set(rows["pass"]) else "warm"
-
-
 def _tables(tables: Tables, setups: Mapping[str, Setup], sweep: Sweep, metric: str) -> Iterable[Row]:
     rows = sweep.rows(tables.summary).filter(pl.col("metric") == metric)
     if not rows.height:
         return
-    hit = _hit(rows)
+    hit = hit_shown(rows)
     at = {(row["setup"], row["workload"], row["pass"]): row for row in rows.iter_rows(named=True)}
     is_time = metric.endswith("_s") and not metric.endswith("_per_s")
     factor, unit, decimals = (
@@ -189,9 +171,7 @@ def _hits_text(hits: float | None) -> str:
 
 def paragraphs(tables: Tables, names: Mapping[str, str]) -> list[Paragraph]:
     """What is found in each sweep: who is faster where, from which length, and at the highest level."""
-    tiers, controls = tables.tiers(), set(tables.context.get("controls", []))
-    skip = {tables.baseline, *controls}
-    rivals = [name for name in names if name not in skip and tiers.get(name) not in (None, "gpu")]
+    rivals = sorted(lower_tiers(tables))
     found = []
     for sweep in known_sweeps(tables):
         rows = sweep.rows(tables.summary).filter(pl.col("setup").is_in(rivals))
@@ -245,7 +225,8 @@ def _pays(hits: float) -> str:
 def _cells(tables: Tables, names: Mapping[str, str], sweep: Sweep, rows: pl.DataFrame) -> list[str]:
     """In how many cells of a grid each setup is faster than the baseline, and by how much."""
     here = rows.filter((pl.col("metric") == "wall_s") & pl.col("ratio").is_not_null())
-    here = here.filter(pl.col("pass") == _hit(here))
+    hit = hit_shown(here)
+    here = here.filter(pl.col("pass") == hit)
     parts = []
     for setup in names:
         ratios = here.filter(pl.col("setup") == setup)["ratio"].to_list()
@@ -258,14 +239,14 @@ def _cells(tables: Tables, names: Mapping[str, str], sweep: Sweep, rows: pl.Data
     baseline = names.get(tables.baseline, tables.baseline)
     missing = len(sweep.cells) - min(here.group_by("setup").len()["len"].to_list())
     gap = " Cells without a valid value on both sides aren't counted." if missing else ""
-    when = _HIT_WORDS[_hit(here)]
+    when = _HIT_WORDS[hit]
     return [f"A batch is answered in less time than {baseline} takes for it, {when}: {'; '.join(parts)}.{gap}"]
 
 
 def _highest(tables: Tables, names: Mapping[str, str], sweep: Sweep, rows: pl.DataFrame) -> list[str]:
     """At the lowest and the highest level: prompt tokens per second against the baseline."""
     here = rows.filter((pl.col("metric") == "prompt_tokens_per_s") & pl.col("ratio").is_not_null())
-    hit = _hit(here)
+    hit = hit_shown(here)
     result = []
     for level in dict.fromkeys((max(sweep.levels), min(sweep.levels))):
         at = here.filter((pl.col("pass") == hit) & (pl.col("concurrency") == level)).sort("ratio", descending=True)

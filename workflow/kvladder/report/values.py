@@ -1,4 +1,4 @@
-"""Cells of the report's tables of results."""
+"""Setups and cells as the report's tables show them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from typing import Any
 from kvladder.report.formats import UNKNOWN, number, ratio, span
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One setup: its label (short, unique in the report), full title, label in figures, and what sets it apart."""
+
+    name: str
+    label: str
+    title: str
+    drawn: str
+    badges: list[str]
 
 
 @dataclass(frozen=True)

@@ -12,36 +12,22 @@ import yaml
 
 from kvladder.config.base import TIERS
 from kvladder.figures.parts.style import LABEL as FIGURE_LABEL
+from kvladder.figures.parts.style import PASS_LABELS
 from kvladder.report import decoding, sweeps
 from kvladder.report.formats import UNKNOWN, listing, number, plural, scale, seconds, size, span, times
 from kvladder.report.limits import limits
 from kvladder.report.oracle import hits
-from kvladder.report.values import Value, cell
-from kvladder.report.words import Cell, describe_workload, labels, several, shorten, strong, verdict
+from kvladder.report.values import Row, Setup, Value, cell
+from kvladder.report.words import Cell, describe_workload, labels, several, shorten, strong, verdict, workload_title
 from kvladder.stats.samples import median
-from kvladder.tables.labels import short_labels, single_workloads
-from kvladder.tables.model import PASSES, Tables
+from kvladder.tables.labels import setup_labels, single_workloads
+from kvladder.tables.model import CACHES, PASSES, Tables
 
-Row = dict[str, Any]
-
-PASS_TITLES = {"cold": "cold", "first-hit": "first hit", "warm": "warm"}
-_HIT_TIERS = ("gpu", "cpu", "nvme", "remote")
 MATRIX_SETUPS = 8
 """Setups up to which gates are shown setup by setup."""
 PARITY_COLUMNS = 5
 REASONS = 40
 GLANCE_COLUMNS = 6
-
-
-@dataclass(frozen=True)
-class Setup:
-    """One setup: its label (short, unique in the report), full title, label in figures, and what sets it apart."""
-
-    name: str
-    label: str
-    title: str
-    drawn: str
-    badges: list[str]
 
 
 @dataclass(frozen=True)
@@ -84,7 +70,7 @@ def view(tables: Tables, config: Mapping[str, Any]) -> dict[str, Any]:
         "glance": _glance(tables, setups),
         "ours": _ours(tables, setups),
         "results": [_result(tables, setups, planned, *pair) for pair in single_workloads(tables, tables.passes)],
-        "decoding": decoding.sections(tables, setups, PASS_TITLES),
+        "decoding": decoding.sections(tables, setups),
         "sweeps": sweeps.sections(tables, setups),
         "shortened": [
             setup
@@ -128,7 +114,7 @@ def _setups(tables: Tables, config: Mapping[str, Any]) -> dict[str, Setup]:
     titles = tables.titles()
     short = labels(tables, config.get("setups", {}))
     tiers = tables.tiers()
-    drawn = short_labels([titles.get(name, name) for name in short], FIGURE_LABEL)
+    drawn = setup_labels(tables, FIGURE_LABEL, short)
     result = {}
     for name, label in short.items():
         rows = tables.trials.filter(pl.col("setup") == name)
@@ -136,8 +122,7 @@ def _setups(tables: Tables, config: Mapping[str, Any]) -> dict[str, Setup]:
         badges += ["A/A control"] if rows["control"].any() else []
         badges += ["control: device cache"] if tiers.get(name) == "gpu" else []
         badges += ["ours in the data path"] if rows["ours_in_path"].drop_nulls().len() else []
-        title = titles.get(name, name)
-        result[name] = Setup(name, label, title, drawn[title], badges)
+        result[name] = Setup(name, label, titles.get(name, name), drawn[name], badges)
     return result
 
 
@@ -225,12 +210,11 @@ def _result(
         f"{'95 % interval' if kind == '95 %' else 'range'} of {_from_to(counts)} blocks"
         for kind, counts in sorted(blocks.items())
     )
-    title = workload if tables.passes["suite"].n_unique() == 1 else f"{suite} / {workload}"
     return Result(
-        title,
+        workload_title(tables, suite, workload),
         describe_workload(tables, suite, workload),
         unit,
-        [PASS_TITLES[name] for name in passes],
+        [PASS_LABELS[name] for name in passes],
         wall,
         brackets,
         lines,
@@ -247,7 +231,7 @@ def _glance(tables: Tables, setups: Mapping[str, Setup]) -> dict[str, Any]:
         hit = next((name for name in ("first-hit", "warm") if Cell(suite, workload, metric, name).rows(tables)), None)
         if hit is None:
             continue
-        what = f"{'wall time' if wall else 'TTFT'}, {PASS_TITLES[hit]}"
+        what = f"{'wall time' if wall else 'TTFT'}, {PASS_LABELS[hit]}"
         columns.append({"title": workload, "what": what, "kind": "time"})
         cells.append(Cell(suite, workload, metric, hit).rows(tables))
         if not wall:
@@ -306,13 +290,13 @@ def _hits(passes: pl.DataFrame | None) -> list[dict[str, Any]]:
             continue
         means = {tier: rows[f"tokens_{tier}"].mean() for tier in TIERS}
         total = sum(value for value in means.values() if isinstance(value, float))
-        known = {tier: value for tier, value in means.items() if tier in _HIT_TIERS and isinstance(value, float)}
+        known = {tier: value for tier, value in means.items() if tier in CACHES and isinstance(value, float)}
         if not total or not known:
-            result.append({"pass": PASS_TITLES[name], "text": UNKNOWN, "bar": []})
+            result.append({"pass": PASS_LABELS[name], "text": UNKNOWN, "bar": []})
             continue
         parts = [f"{tier} {value:,.0f}" for tier, value in known.items() if value]
         bar = [(tier, round(100 * value / total, 2)) for tier, value in known.items() if value]
-        result.append({"pass": PASS_TITLES[name], "text": f"{', '.join(parts) or '0'} of {total:,.0f}", "bar": bar})
+        result.append({"pass": PASS_LABELS[name], "text": f"{', '.join(parts) or '0'} of {total:,.0f}", "bar": bar})
     if len(result) == 2 and result[0]["text"] == result[1]["text"]:
         return [{**result[0], "pass": ""}]
     return result
@@ -353,8 +337,9 @@ def _right_kv(tables: Tables, setups: Mapping[str, Setup]) -> dict[str, Any]:
     """By setup with a tier how far its hits are from computing, and in one sentence what came of it."""
     rows, found = [], dict[str, list[str]]()
     reasons = tables.gates.filter((pl.col("gate") == "right-kv") & (pl.col("decision") == "not-checked"))
+    tiers = tables.tiers()
     for setup in setups.values():
-        if setup.name not in tables.tiers():
+        if setup.name not in tiers:
             continue
         mine = tables.right_kv.filter(pl.col("setup") == setup.name)
         groups = [_right_kv_group(mine.filter(pl.col("pass") == name)) for name in ("first-hit", "warm")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import polars as pl
 from kvladder.report.formats import listing, plural, ratio, seconds, significant, span, times
 from kvladder.stats.detectable import detectable
 from kvladder.stats.paired import paired_ratio
-from kvladder.tables.labels import setup_order, short_labels, single_workloads
+from kvladder.tables.labels import setup_labels, setup_order, single_workloads
 from kvladder.tables.model import Tables
 
 Row = dict[str, Any]
@@ -32,10 +32,18 @@ LABEL = 40
 
 def labels(tables: Tables, more: Iterable[str] = ()) -> dict[str, str]:
     """Short, unique label of every setup, and of `more` setups that have no trial."""
-    titles = tables.titles()
-    names = list(dict.fromkeys([*setup_order(tables), *more]))
-    short = short_labels([titles.get(name, name) for name in names], LABEL)
-    return {name: short[titles.get(name, name)] for name in names}
+    return setup_labels(tables, LABEL, more)
+
+
+def workload_title(tables: Tables, suite: str, workload: str) -> str:
+    """A workload's name, behind its suite's where there are several."""
+    return workload if tables.passes["suite"].n_unique() == 1 else f"{suite} / {workload}"
+
+
+def lower_tiers(tables: Tables) -> set[str]:
+    """Setups whose hits come from a tier below the device: what is compared, so neither the baseline nor a control."""
+    below = {setup for setup, tier in tables.tiers().items() if tier != "gpu"}
+    return below - {tables.baseline, *tables.context.get("controls", [])}
 
 
 @dataclass(frozen=True)
@@ -118,8 +126,7 @@ def verdict(tables: Tables, planned: Mapping[str, int], more: Sequence[Paragraph
 
 def _workload(tables: Tables, names: Mapping[str, str], suite: str, workload: str) -> Paragraph:
     metric = "wall_s" if several(tables, suite, workload) else "ttft_s"
-    name = workload if tables.passes["suite"].n_unique() == 1 else f"{suite} / {workload}"
-    topic = f"{name}: {describe_workload(tables, suite, workload)}"
+    topic = f"{workload_title(tables, suite, workload)}: {describe_workload(tables, suite, workload)}"
     by_pass = {name: Cell(suite, workload, metric, name) for name in ("cold", "first-hit", "warm")}
     rows = {name: cell.rows(tables) for name, cell in by_pass.items()}
     hit = "first-hit" if rows["first-hit"] else "warm"
@@ -167,7 +174,7 @@ def _workload(tables: Tables, names: Mapping[str, str], suite: str, workload: st
     details += _not_faster(names, ranked, when, tables.baseline)
     details += _thin(names, rivals, baseline)
     details += caches
-    details += _cold(names, tiers, controls, rows["cold"], tables.baseline)
+    details += _cold(names, lower_tiers(tables), rows["cold"], tables.baseline)
     return Paragraph(topic, lead, details)
 
 
@@ -287,16 +294,9 @@ def _bracket(row: Row) -> str:
     return f"{span(row['ratio_low'], row['ratio_high'])}, {interval_words(row['interval'], row['blocks'])}"
 
 
-def _cold(
-    names: Mapping[str, str],
-    tiers: Mapping[str, str],
-    controls: Iterable[str],
-    cold: Mapping[str, Row],
-    baseline: str,
-) -> list[str]:
+def _cold(names: Mapping[str, str], rivals: Container[str], cold: Mapping[str, Row], baseline: str) -> list[str]:
     """What storing costs: tiers whose cold pass is clearly slower than the baseline's."""
-    skip = {baseline, *controls}
-    rows = [row for setup, row in cold.items() if setup not in skip and tiers.get(setup) not in (None, "gpu")]
+    rows = [row for setup, row in cold.items() if setup in rivals]
     ranked = [row for row in rows if row["ratio_low"] is not None]
     single = [row for row in rows if row["ratio_low"] is None and row["ratio"] is not None]
     dear = [

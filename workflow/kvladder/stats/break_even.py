@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, TypeVar
 
@@ -88,16 +88,8 @@ def break_even_over_blocks(blocks: Mapping[Block, Times]) -> BreakEven | None:
     single = [each for block in counted if (each := break_even(blocks[block])) is not None]
     places = [each.tokens for each in single if each.answer == found.answer and each.tokens is not None]
     agree = len(single) > 1 and len(places) == len(single)
-    return BreakEven(
-        found.answer,
-        found.tokens,
-        found.shortest,
-        found.longest,
-        found.crossings,
-        len(counted),
-        min(places) if agree else None,
-        max(places) if agree else None,
-    )
+    low, high = (min(places), max(places)) if agree else (None, None)
+    return replace(found, blocks=len(counted), low=low, high=high)
 
 
 def hits_to_pay(first: float, hit: float, computed: float) -> float:

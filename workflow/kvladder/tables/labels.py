@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import polars as pl
 
@@ -61,6 +61,17 @@ def setup_order(tables: Tables) -> list[str]:
         return group, speed.get(setup, 0.0), setup
 
     return sorted(about, key=rank)
+
+
+def setup_labels(tables: Tables, width: int, more: Iterable[str] = ()) -> dict[str, str]:
+    """Short, unique label of every setup, and of `more` setups that have no trial, by `setup_order`.
+
+    Made over all setups, so that one has the same label in every figure and in the report's key.
+    """
+    titles = tables.titles()
+    names = list(dict.fromkeys([*setup_order(tables), *more]))
+    short = short_labels([titles.get(name, name) for name in names], width)
+    return {name: short[titles.get(name, name)] for name in names}
 
 
 def single_workloads(tables: Tables, data: pl.DataFrame) -> list[tuple[str, str]]:

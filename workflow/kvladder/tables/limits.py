@@ -17,8 +17,8 @@ import polars as pl
 from kvladder.config.experiment import GateConfig
 from kvladder.config.records import RateClaim
 from kvladder.config.rooflines import allowed, load
-from kvladder.tables.model import CELL
 from kvladder.tables.raw import RawTrial
+from kvladder.tables.sweeps import names_of_rounds
 
 Row = dict[str, Any]
 
@@ -33,7 +33,7 @@ _CELL = ("setup", "suite", "workload", "pass", "direction", "basis", "link")
 
 def limits(raw: Sequence[RawTrial], passes: pl.DataFrame) -> Iterable[Row]:
     """Rows of the table ``limits``: valid trials, and what trials that the gate refused would have claimed."""
-    named = _names(passes)
+    named = names_of_rounds(passes)
     cells: defaultdict[Cell, list[list[RateClaim]]] = defaultdict(list)
     for trial in raw:
         if trial.status == "valid" and trial.verdict is not None:
@@ -77,15 +77,6 @@ def shown(table: pl.DataFrame) -> pl.DataFrame:
     rows = table.filter(pl.col("pass").is_not_null() & (pl.col("direction") == wanted))
     rows = rows.sort(["basis", "percent"], descending=[False, True], nulls_last=True, maintain_order=True)
     return rows.unique(["setup", "suite", "workload", "pass"], keep="first", maintain_order=True)
-
-
-def _names(passes: pl.DataFrame) -> dict[tuple[str, str, int, str, int], str]:
-    """Workload as tables call it (one a cell) by setup, suite, repeat, workload as sent, and round."""
-    columns = passes.select("setup", "suite", "repeat", "workload", "round")
-    return {
-        (setup, suite, repeat, workload.partition(CELL)[0], number): workload
-        for setup, suite, repeat, workload, number in columns.iter_rows()
-    }
 
 
 def _cell(trial: RawTrial, workload: str, claim: RateClaim) -> Cell:

@@ -7,9 +7,10 @@ from typing import Any
 
 import polars as pl
 
-from kvladder.gates.hits_as_predicted import measured
-from kvladder.tables.model import CACHES, CELL
+from kvladder.gates.base import measured
+from kvladder.tables.model import CACHES
 from kvladder.tables.raw import RawTrial
+from kvladder.tables.sweeps import names_of_rounds
 
 
 def oracle_rows(raw: Iterable[RawTrial], passes: pl.DataFrame) -> Iterable[dict[str, Any]]:
@@ -17,10 +18,7 @@ def oracle_rows(raw: Iterable[RawTrial], passes: pl.DataFrame) -> Iterable[dict[
 
     All is the verdict's; ``passes`` gives workloads the names that tables know them by.
     """
-    key = ("setup", "suite", "repeat", "workload", "round")
-    names: dict[tuple[Any, ...], str] = {}
-    for *trial, name, number in passes.select(key).iter_rows():
-        names[*trial, str(name).partition(CELL)[0], number] = name
+    names = names_of_rounds(passes)
     for each in raw:
         if each.verdict is None or each.status == "failed":
             continue

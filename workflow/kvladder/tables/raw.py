@@ -75,13 +75,6 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
 
 
-def failed_with(trial: RawTrial, reason: str) -> RawTrial:
-    """The same trial, failed for a reason that only showed when its requests were read."""
-    return RawTrial(
-        trial.folder, trial.setup, trial.suite, trial.repeat, trial.run, trial.record, trial.verdict, "failed", reason
-    )
-
-
 def canonical(value: object) -> str:
     """JSON text that is equal for equal values."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False)

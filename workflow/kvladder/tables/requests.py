@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import polars as pl
 
 from kvladder.stats.samples import CARRIED
 from kvladder.tables.model import SCHEMAS
-from kvladder.tables.raw import RawTrial, failed_with
+from kvladder.tables.raw import RawTrial
 
 Row = dict[str, Any]
 
@@ -112,7 +112,8 @@ class RequestStore:
             for batch in _batches((place, trial) for place, trial in enumerate(everything) if trial.status == "valid"):
                 failed |= self._read(batch, pool)
         return [
-            failed_with(trial, failed[place]) if place in failed else trial for place, trial in enumerate(everything)
+            replace(trial, status="failed", reason=failed[place]) if place in failed else trial
+            for place, trial in enumerate(everything)
         ]
 
     def _read(self, batch: Sequence[tuple[int, RawTrial]], pool: ThreadPoolExecutor) -> dict[int, str]:

@@ -36,9 +36,18 @@ class Sweep:
         return data.filter((pl.col("suite") == self.suite) & pl.col("workload").is_in(list(self.cells.values())))
 
 
-def is_cell(workload: str) -> bool:
-    """Whether a name in a table's column ``workload`` is that of a cell."""
-    return CELL in workload
+def names_of_rounds(passes: pl.DataFrame) -> dict[tuple[str, str, int, str, int], str]:
+    """Workload as tables call it (one a cell) by setup, suite, repeat, workload as sent, and round."""
+    columns = passes.select("setup", "suite", "repeat", "workload", "round")
+    return {
+        (setup, suite, repeat, workload.partition(CELL)[0], number): workload
+        for setup, suite, repeat, workload, number in columns.iter_rows()
+    }
+
+
+def hit_shown(rows: pl.DataFrame) -> str:
+    """The one pass whose hits are shown: the first ones, or the later ones where a workload has no first."""
+    return "first-hit" if "first-hit" in set(rows["pass"]) else "warm"
 
 
 def sweeps(data: pl.DataFrame) -> list[Sweep]:
@@ -46,6 +55,6 @@ def sweeps(data: pl.DataFrame) -> list[Sweep]:
     found: dict[tuple[str, str], dict[Place, str]] = {}
     columns = data.select("suite", "workload", "concurrency", "prompt_length").unique().sort(pl.all())
     for suite, name, level, length in columns.iter_rows():
-        if is_cell(name):
+        if CELL in name:
             found.setdefault((suite, name.partition(CELL)[0]), {})[level, length] = name
     return [Sweep(suite, workload, cells) for (suite, workload), cells in sorted(found.items())]

@@ -16,18 +16,17 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from kvladder.figures.parts.style import (
     COLOURS,
-    LABEL,
     MARKERS,
-    NARROW_LABEL,
     PASS_LABELS,
     SMALL,
     TEXT,
     WIDE,
     blank,
+    label_width,
     style,
     text_width,
 )
-from kvladder.tables.labels import setup_order, short_labels, single_workloads
+from kvladder.tables.labels import setup_labels, short_labels, single_workloads
 from kvladder.tables.model import CELL, PASSES, Tables
 
 MOST_SETUPS = 12
@@ -80,28 +79,27 @@ def panels(
     """
     workloads = single_workloads(tables, data)
     have = set(data.filter(~pl.col("workload").str.contains(CELL, literal=True))["setup"])
-    names = [setup for setup in setup_order(tables) if setup in have]
+    labels = setup_labels(tables, label_width(width))
+    names = [setup for setup in labels if setup in have]
     if not names:
         return None
     hidden = (max(0, len(names) - MOST_SETUPS), max(0, len(workloads) - MOST_PANELS))
     names, workloads = names[:MOST_SETUPS], workloads[:MOST_PANELS]
     titles = tables.titles()
-    # Labels of all setups, so that one has the same label in every figure and in the report's key.
-    labels = short_labels([titles[name] for name in setup_order(tables)], LABEL if width >= WIDE else NARROW_LABEL)
     across = min(3 if len(workloads) == 3 else 2, len(workloads)) if width >= WIDE else 1
     down = -(-len(workloads) // across)
 
     step = LANE * len(PASSES) + _GAP
     height = step * len(names) + _GAP
-    left = max(text_width(labels[titles[name]]) for name in names) + 0.16
+    left = max(text_width(labels[name]) for name in names) + 0.16
     beside = max(text_width(PASS_LABELS[name], SMALL) for name in PASSES) + 0.08 if lanes else 0.0
     left += beside
     top, foot, between = 0.5, 0.42, 0.8
-    note = left_out(*hidden, [titles[setup] for setup in setup_order(tables) if setup not in have])
+    note = left_out(*hidden, [titles[setup] for setup in labels if setup not in have])
     total = top + down * height + (down - 1) * between + foot + (0.22 if note else 0)
     panel = (width - left - 0.06 - (across - 1) * 0.22) / across - side
     figure = Figure(figsize=(width, total))
-    rows = [Row(name, labels[titles[name]], _GAP + place * step) for place, name in enumerate(names)]
+    rows = [Row(name, labels[name], _GAP + place * step) for place, name in enumerate(names)]
     axes: list[tuple[tuple[str, str], Axes]] = []
     suites = {suite for suite, _ in workloads}
     for place, workload in enumerate(workloads):
@@ -179,6 +177,28 @@ def _fit(text: str, width: float) -> str:
         if text_width(label) * 1.15 <= width:  # bold is wider than what is measured
             return label
     return text[:1]
+
+
+def shares(grid: Grid, data: pl.DataFrame, label: str, draw: Callable[[Axes, float, dict[str, Any]], None]) -> None:
+    """Lanes of 0 to 100 %: `draw` gets the panel, the lane's height and its row of `data`, one a suite, workload, setup
+    and pass; a lane without a row stays empty."""
+    lanes = {(row["suite"], row["workload"], row["setup"], row["pass"]): row for row in data.iter_rows(named=True)}
+    for (suite, workload), axis in grid.panels:
+        axis.set_xlim(0, 100)
+        axis.set_xticks([0, 50, 100])
+        axis.set_xlabel(label, loc="left")
+        for row in grid.rows:
+            for place, name in enumerate(PASSES):
+                found = lanes.get((suite, workload, row.setup, name))
+                if found is not None:
+                    draw(axis, row.lane(place), found)
+
+
+def beside_share(axis: Axes, y: float, text: str) -> None:
+    """Write a lane's number right of its panel."""
+    axis.annotate(
+        text, (100, y), (5, 0), textcoords="offset points", va="center", fontsize=SMALL, annotation_clip=False
+    )
 
 
 def pass_legend() -> list[Line2D]:

@@ -16,16 +16,15 @@ from kvladder.figures.parts.lanes import left_out
 from kvladder.figures.parts.style import (
     COLOURS,
     DASHES,
-    LABEL,
     LINE_MARKERS,
     LINES,
-    NARROW_LABEL,
     SMALL,
     TEXT,
     WIDE,
+    label_width,
     text_width,
 )
-from kvladder.tables.labels import setup_order, short_labels
+from kvladder.tables.labels import setup_labels
 from kvladder.tables.model import Tables
 
 MOST_LINES = len(LINE_MARKERS)
@@ -64,12 +63,15 @@ def panels(
     Setups beyond that are counted below, and those of `expected` that have no value are named. Must be called inside
     `style()`.
     """
-    have = set(setups)
-    order = [setup for setup in setup_order(tables) if setup in have]
+    have, wanted, titles_of = set(setups), set(expected), tables.titles()
+    labels = setup_labels(tables, label_width(width))
+    order = [setup for setup in labels if setup in have]
     hidden, order = len(order) - MOST_LINES, order[:MOST_LINES]
-    lines = _lines(tables, order, width)
-    wanted = set(expected)
-    missing = [tables.titles()[setup] for setup in setup_order(tables) if setup in wanted - have]
+    # Looks go by place among all setups, so that one looks the same in every figure. The baseline is ink: what the
+    # others are held against.
+    places = {setup: place for place, setup in enumerate(each for each in labels if each != tables.baseline)}
+    lines = [Line(setup, labels[setup], look_of(places.get(setup))) for setup in order]
+    missing = [titles_of[setup] for setup in labels if setup in wanted - have]
     note = left_out(max(0, hidden), 0, missing)
     return frame(width, lines, titles, note)
 
@@ -112,19 +114,6 @@ def frame(width: float, lines: list[Line], titles: Sequence[str], note: str = ""
     if note:
         figure.text(1 - 0.06 / width, 0.06 / total, note, ha="right", fontsize=SMALL, color=COLOURS["muted"])
     return Panels(figure, axes, lines)
-
-
-def _lines(tables: Tables, setups: Sequence[str], width: float) -> list[Line]:
-    titles = tables.titles()
-    labels = short_labels([titles[name] for name in setup_order(tables)], LABEL if width >= WIDE else NARROW_LABEL)
-    lines = []
-    # Looks go by place among all setups, so that one looks the same in every figure.
-    coloured = [setup for setup in setup_order(tables) if setup != tables.baseline]
-    for setup in setups:
-        # The baseline is ink: what the others are held against.
-        place = coloured.index(setup) if setup in coloured else None
-        lines.append(Line(setup, labels[titles[setup]], look_of(place)))
-    return lines
 
 
 def look_of(place: int | None) -> dict[str, Any]:

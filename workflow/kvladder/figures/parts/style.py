@@ -90,6 +90,11 @@ def style() -> Iterator[None]:
         yield
 
 
+def label_width(width: float) -> int:
+    """Characters of a setup's label in a figure of that width in inches."""
+    return LABEL if width >= WIDE else NARROW_LABEL
+
+
 def text_width(text: str, size: float = TEXT) -> float:
     """Width of one line in inches, generous: hinting makes letters of a bitmap up to a tenth wider than outlines."""
     if not text.strip():
