@@ -16,8 +16,9 @@ looked = True
 for snakefile in ("workflow/Snakefile", "workflow/bench.smk"):
     command = [sys.executable, "-m", "snakemake", "--snakefile", snakefile, "--lint"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    text += done.stdout + done.stderr
-    looked &= "Lints for " in done.stdout + done.stderr or "Congratulations" in done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    looked &= "Lints for " in said or "Congratulations" in said
+    text += said
 rule = ""
 found = []
 for line in text.splitlines():

@@ -10,14 +10,14 @@ import shutil
 from pathlib import Path
 
 from table_factory import DEMO, judge
-from trial_factory import BURST, Load, write_trial
+from trial_factory import SUITES, write_trial
 
 from kvladder.config.experiment import ExperimentConfig, Trial, block_id, plan
 from kvladder.judge import BlockVerdict
 from workflow.conftest import Project, clone
 
 NAME = "many"
-LOADS = {"repeat": Load(), "burst": BURST}
+LOADS = SUITES["demo"]
 CONFIG = {
     "experiment": NAME,
     "setups": {
@@ -41,8 +41,9 @@ def write(folder: Path, repeats: int) -> Project:
     project = clone(folder)
     config = ExperimentConfig.model_validate(project.config(**CONFIG, repeats=repeats))
     results = folder / "results" / NAME
+    trials = plan(config)
     blocks: dict[tuple[str, int], list[Trial]] = {}
-    for trial in plan(config):
+    for trial in trials:
         blocks.setdefault((trial.suite, trial.repeat), []).append(trial)
         kind, family = DEMO[trial.setup]
         write_trial(
@@ -58,14 +59,14 @@ def write(folder: Path, repeats: int) -> Project:
             family=family,
         )
     # Each kind of file after what it is made from: snakemake goes by their times.
-    for trial in plan(config):
+    for trial in trials:
         judge(results / trial.folder)
         (results / trial.folder / "verdict.json").rename(results / trial.folder / "own-verdict.json")
-    for (suite, repeat), trials in blocks.items():
+    for (suite, repeat), block_trials in blocks.items():
         block = BlockVerdict(experiment=NAME, suite=suite, repeat=repeat, trials=[])
-        path = results / "blocks" / suite / f"r{repeat}-{block_id(trials)}.json"
+        path = results / "blocks" / suite / f"r{repeat}-{block_id(block_trials)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
-    for trial in plan(config):
+    for trial in trials:
         shutil.copyfile(results / trial.folder / "own-verdict.json", results / trial.folder / "verdict.json")
     return project

@@ -63,19 +63,24 @@ CONFIG: dict[str, Any] = {
 }
 
 
+def run_pipeline(config: dict[str, Any], folder: Path, *targets: str, timeout: float) -> None:
+    """Run an experiment in this folder to its end, or to the ``targets``."""
+    if not STAMP.is_file():
+        pytest.fail("the cpu stack isn't installed: run `make setup`")
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    argv = [sys.executable, "-m", "snakemake", *targets, "--snakefile", str(ROOT / "workflow" / "Snakefile")]
+    argv += ["--directory", str(folder), "--configfile", str(folder / "config.yaml"), "--cores", "2"]
+    done = subprocess.run(
+        argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The finished run's working folder."""
-    if not STAMP.is_file():
-        pytest.fail("the cpu stack isn't installed: run `make setup`")
     folder = tmp_path_factory.mktemp("engine")
-    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
-    argv = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "workflow" / "Snakefile")]
-    argv += ["--directory", str(folder), "--configfile", str(folder / "config.yaml"), "--cores", "2"]
-    done = subprocess.run(
-        argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=420, check=False
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
+    run_pipeline(CONFIG, folder, timeout=420)
     return folder
 
 

@@ -7,15 +7,12 @@ path (``wrong_kv``). All of them hit, move every byte and are fast: only the ans
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-import yaml
-from test_pipeline import CONFIG, ROOT, STAMP
+from test_pipeline import CONFIG, run_pipeline
 
 WRONG = Path(__file__).with_name("wrong_kv")
 HONEST = {"kind": "native", "copier": "host", "cpu_bytes": "64MiB"}
@@ -39,16 +36,8 @@ EXPERIMENT = CONFIG | {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The finished run's working folder."""
-    if not STAMP.is_file():
-        pytest.fail("the cpu stack isn't installed: run `make setup`")
     folder = tmp_path_factory.mktemp("wrong")
-    (folder / "config.yaml").write_text(yaml.safe_dump(EXPERIMENT), encoding="utf-8")
-    argv = [sys.executable, "-m", "snakemake", "tables", "--snakefile", str(ROOT / "workflow" / "Snakefile")]
-    argv += ["--directory", str(folder), "--configfile", str(folder / "config.yaml"), "--cores", "2"]
-    done = subprocess.run(
-        argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
+    run_pipeline(EXPERIMENT, folder, "tables", timeout=600)
     return folder
 
 

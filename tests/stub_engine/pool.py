@@ -2,7 +2,7 @@
 
 The first argument says which of the two it is: ``lmcache`` or ``mooncake``. The stand-in engine talks to it on the
 port that real engines use, in JSON lines; kvladder on the HTTP port, as with the real ones. It knows two faults (see
-``server.py`` for how they are asked for): ``side-process-dies`` and ``hash-seed-differs``.
+``faults.py`` for how they are asked for): ``side-process-dies`` and ``hash-seed-differs``.
 """
 
 from __future__ import annotations

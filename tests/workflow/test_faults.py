@@ -97,6 +97,11 @@ class Ended:
     trial: dict[str, Any]
     verdict: dict[str, Any]
 
+    def requests(self) -> list[dict[str, Any]]:
+        """What the client wrote of the requests of `repeat`."""
+        text = (self.folder / "repeat.requests.jsonl").read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines()]
+
 
 @dataclass(frozen=True)
 class Run:
@@ -249,17 +254,14 @@ def test_client_overload(matrix: Run) -> None:
 def test_a_role_is_no_token(matrix: Run) -> None:
     # Every one of these prompts is computed, and a role comes before that.
     computing_ns = PROMPT_TOKENS * US_PER_TOKEN * 1000
-    (path,) = matrix.trials["role-chunk"].folder.glob("repeat.requests.jsonl")
-    requests = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    requests = matrix.trials["role-chunk"].requests()
     assert len(requests) == 4 * PROMPTS
     assert min(request["first_token_ns"] - request["send_ns"] for request in requests) >= computing_ns
     assert min(request["headers_ns"] - request["send_ns"] for request in requests) < computing_ns, "the role came early"
 
 
 def test_no_token_is_no_time_to_first_token(matrix: Run) -> None:
-    (path,) = matrix.trials["no-text"].folder.glob("repeat.requests.jsonl")
-    requests = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    (silent,) = [request for request in requests if request["status"] == "failed"]
+    (silent,) = [request for request in matrix.trials["no-text"].requests() if request["status"] == "failed"]
     assert silent["first_token_ns"] is None, "unknown, and not 0"
 
 

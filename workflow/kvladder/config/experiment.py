@@ -275,31 +275,32 @@ class ExperimentConfig(_Finite):
             )
 
     def _right_kv_fits(self) -> None:
-        asked = None if self.right_kv is None else self.right_kv.prompt_tokens
+        if self.right_kv is None:
+            return
         most = min(self.engine.max_model_len, self.pool_tokens() or self.engine.max_model_len) - 1
-        if self.right_kv is not None and self.right_kv.output_tokens > most:
+        if self.right_kv.output_tokens > most:
             # Refused by the engine when everything else is measured.
             raise ValueError(
                 f"right_kv.output_tokens: {self.right_kv.output_tokens}, at most {most}: engine.max_model_len and the "
                 "device pool must hold prompt and output"
             )
-        if asked is not None and asked > self._right_kv_room():
+        asked, room = self.right_kv.prompt_tokens, self._right_kv_room(self.right_kv)
+        if asked is not None and asked > room:
             raise ValueError(
-                f"right_kv.prompt_tokens: {asked}, at most {self._right_kv_room()}: engine.max_model_len must hold "
+                f"right_kv.prompt_tokens: {asked}, at most {room}: engine.max_model_len must hold "
                 "prompt and output, the device pool all prompts and one more"
             )
 
-    def _right_kv_room(self) -> int:
+    def _right_kv_room(self, right_kv: RightKvConfig) -> int:
         """Longest prompt of `right_kv`: one has to fit into the model's length, all of them into the device pool.
 
         The prefix cache is what hits are measured against, and it holds nothing that the pool has no room for.
         """
-        assert self.right_kv is not None  # noqa: S101 (asked only where it is set)
         room, pool = self.engine.max_model_len, self.pool_tokens()
         if pool is not None:
             block = self.engine.block_size or 1
-            room = min(room, pool // (self.right_kv.prompts + 1) // block * block)
-        return max(room - self.right_kv.output_tokens, 1)
+            room = min(room, pool // (right_kv.prompts + 1) // block * block)
+        return max(room - right_kv.output_tokens, 1)
 
     def right_kv_tokens(self) -> int:
         """Length of the prompts of `right_kv`, which is set: as configured, else up to 512 tokens in whole chunks and
@@ -307,7 +308,7 @@ class ExperimentConfig(_Finite):
         assert self.right_kv is not None  # noqa: S101 (asked only where it is set)
         if self.right_kv.prompt_tokens is not None:
             return self.right_kv.prompt_tokens
-        room = self._right_kv_room()
+        room = self._right_kv_room(self.right_kv)
         for chunk in RIGHT_KV_CHUNKS:
             chunks = min((room - RIGHT_KV_TAIL) // chunk, RIGHT_KV_TOKENS // chunk)
             if chunks > 0:

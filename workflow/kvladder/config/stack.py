@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,6 +57,10 @@ class StackConfig(Strict):
     def python_fits(self, version: tuple[int, int]) -> bool:
         """Whether an interpreter's (major, minor) is the one the stack is pinned for; 'any' fits always."""
         return self.python in ("any", f"{version[0]}.{version[1]}")
+
+    def native_patterns(self, users: Iterable[str]) -> list[str]:
+        """Regular expressions of all compiled extensions that `native` lists for these users."""
+        return [text for user in users for text in self.native.get(user, [])]
 
 
 class StackStamp(Record):

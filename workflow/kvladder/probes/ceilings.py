@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil
-
 from kvladder.config.experiment import ExperimentConfig
 from kvladder.config.rooflines import Rooflines
 from kvladder.probes import rooflines
+from kvladder.probes.sampler import cpu_seconds
 from kvladder.provenance.host import describe_host
 
 GIB = 2**30
@@ -62,11 +61,8 @@ def measure(  # noqa: PLR0917
 
 def _cpu() -> tuple[float, float, float]:
     """Seconds so far: of all cores, those of them that were busy, and those that children of this process used."""
-    times, mine = psutil.cpu_times(), os.times()
-    idle = times.idle + getattr(times, "iowait", 0.0)
-    guest = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-    total = sum(times) - guest
-    return total, total - idle, mine.children_user + mine.children_system
+    mine = os.times()
+    return *cpu_seconds(), mine.children_user + mine.children_system
 
 
 def _others(before: tuple[float, float, float], after: tuple[float, float, float]) -> float | None:

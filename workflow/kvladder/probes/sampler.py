@@ -99,8 +99,7 @@ class Host:
 
     def read(self) -> dict[str, float | int | None]:
         """One reading, as fields of `ProbeSample`; the first has no shares, there is nothing to compare with."""
-        times = psutil.cpu_times()
-        busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
+        _, busy = cpu_seconds()
         ours, rss = self._ours()
         now = time.monotonic()
         last, self._last = self._last, (now, busy, ours)
@@ -111,6 +110,13 @@ class Host:
         # Processes of ours that ended since take their time with them: the difference may be negative.
         own = min(max((ours - last[2]) / span, 0.0), share)
         return {"cpu_busy": round(share, 4), "cpu_other": round(share - own, 4), "rss_bytes": rss}
+
+
+def cpu_seconds() -> tuple[float, float]:
+    """Seconds of all cores so far, and those of them that were busy; guests' time is in that of their hosts."""
+    times = psutil.cpu_times()
+    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    return total, total - times.idle - getattr(times, "iowait", 0.0)
 
 
 @contextlib.contextmanager

@@ -47,15 +47,15 @@ def mapped_modules(pids: Iterable[int], wanted: Sequence[str | re.Pattern[str]])
 
 def memory(pids: Iterable[int]) -> Memory:
     """Return the memory of those of the processes that still live."""
-    rss = [size for size in (_field(pid, "status", "VmRSS:") for pid in pids) if size is not None]
+    rss = [size for size in map(_resident, pids) if size is not None]
     return Memory(rss_bytes=sum(rss) if rss else None)
 
 
-def _field(pid: int, file: str, name: str) -> int | None:
-    """Return a ``name: n kB`` line of a file in /proc in bytes."""
+def _resident(pid: int) -> int | None:
+    """Return the resident memory of a process in bytes; None when there is none to read."""
     try:
-        text = (procfs.PROC / str(pid) / file).read_text()
+        text = (procfs.PROC / str(pid) / "status").read_text()
     except OSError:
         return None
-    value = next((line.split()[1] for line in text.splitlines() if line.startswith(name)), None)
+    value = next((line.split()[1] for line in text.splitlines() if line.startswith("VmRSS:")), None)
     return None if value is None else int(value) * _KIB

@@ -70,7 +70,7 @@ def read_back(
     capacity = {} if pool is None else {"gpu": pool}
     if per_token:
         capacity |= {tier: size // per_token for tier, size in setup.capacity_bytes().items()}
-    wanted = [re.compile(text) for key in setup.native_modules() for text in context.stack.native.get(key, [])]
+    wanted = [re.compile(text) for text in context.stack.native_patterns(setup.native_modules())]
     return EffectiveConfig(
         kv_pool_tokens=pool,
         block_size=block if isinstance(block, int) else None,

@@ -225,7 +225,7 @@ class _Run:
 
     def _expected(self) -> dict[str, Any]:
         session, setup = self.session, self.attempt.setup
-        block, native = self.effective.block_size, self.job.stack.config.native
+        block, stack = self.effective.block_size, self.job.stack.config
         return {
             "title": setup.title,
             "tier": setup.tier,
@@ -236,8 +236,8 @@ class _Run:
             "capacity_bytes": setup.capacity_bytes(),
             "kv_bytes_per_token": session.context.kv_bytes_per_token if session is not None else None,
             "native_modules": setup.native_modules(),
-            "native_patterns": [text for key in setup.native_modules() for text in native.get(key, [])],
-            "native_unlisted": [key for key in setup.native_modules() if not native.get(key)],
+            "native_patterns": stack.native_patterns(setup.native_modules()),
+            "native_unlisted": [key for key in setup.native_modules() if not stack.native.get(key)],
             "ours_in_path": setup.ours_in_path,
         }
 

@@ -256,7 +256,9 @@ class Attempt:
     def __init__(self, job: Job, setup: str, namespace: str, folder: Path, say: Say) -> None:
         self.job, self.say = job, say
         self.setup: SetupConfig = job.config.setups[setup]
-        self.namespace = f"{namespace}-{secrets.token_hex(4)}"
+        # What the tags of all attempts at it share.
+        self.common = f"{namespace}-"
+        self.namespace = self.common + secrets.token_hex(4)
         # Servers run in another folder, so absolute; links stay links.
         self.folder = Path(os.path.abspath(folder))  # noqa: PTH100
         self.group: ServerGroup | None = None
@@ -273,7 +275,7 @@ class Attempt:
         """Nothing of ours lies on the machine before the servers start, and nothing after they've stopped."""
         baseline = before_start(
             tag=self.namespace,
-            earlier=self.namespace.removesuffix(self.namespace.rpartition("-")[2]),
+            earlier=self.common,
             ports=ports,
             devices=self.devices,
             shm_bytes=self.setup.shared_memory_bytes(),
