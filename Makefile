@@ -22,7 +22,7 @@ PYTEST := $(RUN) -m pytest
 
 # One thing after the other, whatever -j says: installing and testing at once would test half an installation.
 .NOTPARALLEL:
-.PHONY: help demo setup harness bench bench-analysis test test-all lint schemas bundle published clean-results clean-envs
+.PHONY: help demo demo-ladder setup harness bench bench-analysis test test-all lint schemas bundle published clean-results clean-envs
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,6 +30,10 @@ help: ## This list
 demo: harness ## Set up what is needed and run the default experiment to reports/demo.html and .pdf
 	@$(SNAKEMAKE) --cores $(CORES)
 	@echo "The report: reports/demo.html, reports/demo.pdf; in short: results/demo/summary.md"
+
+demo-ladder: harness ## The tier ladder without a GPU: conversations that outgrow one tier after the other
+	@$(SNAKEMAKE) --cores $(CORES) --configfile config/demo-ladder.yaml
+	@echo "The report: reports/demo-ladder.html, reports/demo-ladder.pdf; in short: results/demo-ladder/summary.md"
 
 setup: harness ## The harness and the default experiment's engines, nothing else
 	@$(SNAKEMAKE) --cores $(CORES) env
@@ -52,13 +56,20 @@ harness: ## What runs snakemake: envs/harness/.venv
 harness-dev:
 	@envs/harness/install.sh --dev
 
-test: harness-dev setup ## All tests but the slow ones; the last ones start real engines
-	@$(PYTEST) -n 2 --dist loadfile -m "not engine and not slow"
-	@$(PYTEST) -m "engine and not slow"
+# A file's tests stay together, because they share what is costly. Two engines at a time: a start keeps one core busy.
+TESTS := $(PYTEST) -n 2 --dist loadfile
+test: harness-dev setup test-stub test-engine ## All tests but the slow ones; the last ones start real engines
+
+.PHONY: test-stub test-engine
+test-stub: harness-dev
+	@$(TESTS) -m "not engine and not slow"
+
+test-engine: harness-dev setup
+	@$(TESTS) -m "engine and not slow"
 
 test-all: harness-dev setup ## Slow variants as well
-	@$(PYTEST) -n 2 --dist loadfile -m "not engine"
-	@$(PYTEST) -m engine
+	@$(TESTS) -m "not engine"
+	@$(TESTS) -m engine
 
 lint: harness-dev ## ruff, mypy, snakefmt, snakemake --lint
 	@$(RUN) -m ruff check .
@@ -67,9 +78,10 @@ lint: harness-dev ## ruff, mypy, snakefmt, snakemake --lint
 	@$(RUN) -m snakefmt --check --line-length 120 workflow
 	@$(RUN) .ci/lint_workflow.py
 
-schemas: harness ## Generate workflow/schemas, the key reference of config/README.md, the fault table of README.md
+schemas: harness ## Generate workflow/schemas, the key reference of config/README.md, the tables of README.md
 	@$(RUN) -m kvladder.config.schema
 	@$(RUN) tests/workflow/faults.py
+	@$(RUN) -m kvladder.bench.headline
 
 bundle: ## The cuda stack's offline bundle for a GPU host without network, into .bundle/
 	@envs/cuda/offline/build.sh .bundle

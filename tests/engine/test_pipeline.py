@@ -80,7 +80,7 @@ def run_pipeline(config: dict[str, Any], folder: Path, *targets: str, timeout: f
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The finished run's working folder."""
     folder = tmp_path_factory.mktemp("engine")
-    run_pipeline(CONFIG, folder, timeout=420)
+    run_pipeline(CONFIG, folder, timeout=900)
     return folder
 
 
@@ -120,8 +120,11 @@ def test_hits_come_from_the_tier_and_nowhere_else(run: Path) -> None:
 @pytest.mark.engine
 def test_a_hit_is_faster_than_computing(run: Path) -> None:
     lines = (trial(run, "native-host-fs") / "repeat.requests.jsonl").read_text(encoding="utf-8").splitlines()
-    ttft = {record["pass"]: record["first_token_ns"] - record["send_ns"] for record in map(json.loads, lines)}
-    assert 0 < ttft["warm"] < ttft["cold"]
+    ttft: dict[str, list[int]] = {}
+    for record in map(json.loads, lines):
+        ttft.setdefault(record["pass"], []).append(record["first_token_ns"] - record["send_ns"])
+    # A single hit may have waited for a processor.
+    assert 0 < min(ttft["warm"]) < min(ttft["cold"])
 
 
 @pytest.mark.engine

@@ -37,7 +37,7 @@ EXPERIMENT = CONFIG | {
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The finished run's working folder."""
     folder = tmp_path_factory.mktemp("wrong")
-    run_pipeline(EXPERIMENT, folder, "tables", timeout=600)
+    run_pipeline(EXPERIMENT, folder, "tables", timeout=900)
     return folder
 
 

@@ -32,7 +32,7 @@ def test_crash_at_start_fails_at_once_with_the_root_cause(world: World) -> None:
     began = time.monotonic()
     with pytest.raises(ServerFailed) as caught, world.servers(spec):
         pytest.fail("never ready")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30, "not at the deadline of 60 s"
     assert caught.value.reason == "ValueError: No available memory for the cache blocks."
     assert caught.value.name == "engine" and caught.value.log == spec.log
 

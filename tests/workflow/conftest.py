@@ -19,6 +19,8 @@ import psutil
 import pytest
 import yaml
 
+from . import forked
+
 ROOT = Path(__file__).resolve().parents[2]
 STUB = ROOT / "tests" / "stub_engine"
 
@@ -99,12 +101,13 @@ class Project:
     def environment(self, **extra: str) -> dict[str, str]:
         """Environment of a run: the clone's library before the installed one, the stand-in's stack in sight."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("KVLADDER_")}
+        # A run starts dozens of interpreters, and each would compile the library again.
+        kept.pop("PYTHONDONTWRITEBYTECODE", None)
         own = {
             "PYTHONPATH": str(self.folder / "workflow"),
             "KVLADDER_STACKS": str(self.folder / "stacks"),
             # Where a preinstalled stack's programs are looked for: the stand-ins of LMCache's server and the like.
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONDONTWRITEBYTECODE": "1",
         }
         return kept | own | extra
 
@@ -115,16 +118,22 @@ class Project:
     def snakemake(
         self,
         *arguments: str,
-        timeout: float = 240,
+        timeout: float = 600,
         before: Sequence[str] = (),
         preexec_fn: Callable[[], None] | None = None,
         **environment: str,
     ) -> Done:
-        """Run snakemake in the clone; ``before`` is a command that runs it."""
+        """Run snakemake in the clone; ``before`` is a command that runs it.
+
+        With that, with ``preexec_fn`` and with what an interpreter reads at its start it is a new interpreter.
+        """
+        variables = self.environment(**environment)
+        if not before and preexec_fn is None and all(name.startswith("KVLADDER_") for name in environment):
+            return Done(*forked.snakemake(arguments, self.folder, variables, timeout))
         done = subprocess.run(
             [*before, *self.command(*arguments)],
             cwd=self.folder,
-            env=self.environment(**environment),
+            env=variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -177,8 +186,11 @@ class Project:
 
 
 def clone(folder: Path) -> Project:
-    """Copy what a checkout has, without environments and results."""
-    ignore = shutil.ignore_patterns("__pycache__", ".venv", "*.egg-info", ".cache")
+    """Copy what a checkout has, without environments and results.
+
+    With what Python compiled of it (it fits: file times are copied as well), but for what it is writing just now.
+    """
+    ignore = shutil.ignore_patterns("*.pyc.*", ".venv", "*.egg-info", ".cache")
     shutil.copytree(ROOT / "workflow", folder / "workflow", ignore=ignore)
     shutil.copytree(ROOT / "envs", folder / "envs", ignore=ignore)
     shutil.copytree(ROOT / "patches", folder / "patches", ignore=ignore)

@@ -30,7 +30,7 @@ def rebuild(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_tables_and_figures_come_out_byte_for_byte(name: str, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
-    skip = shutil.ignore_patterns("__pycache__", ".venv", ".cache", "*.egg-info")
+    skip = shutil.ignore_patterns("*.pyc.*", ".venv", ".cache", "*.egg-info")
     for part in ("workflow", "envs", "patches"):
         shutil.copytree(ROOT / part, clone / part, ignore=skip)
     shutil.copytree(ROOT / "results" / "published" / name, clone / "results" / "published" / name)

@@ -13,6 +13,7 @@ import pytest
 
 from kvladder.config import stack as stacks
 from kvladder.config.sources import read
+from kvladder.config.stack import StackStamp
 from kvladder.config.yaml import ConfigError
 from kvladder.stack import debian, doctor, patching, paths
 from kvladder.stack import install as installing
@@ -24,36 +25,51 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 VENV = f'python: "{VERSION}"\ndevice: none\nengine: nothing\nengine_version: "1"\n'
 
 
-@pytest.fixture
-def stack(tmp_path: Path) -> Path:
+def empty(folder: Path) -> Path:
     """A stack with its own environment and nothing in it."""
-    folder = tmp_path / "empty"
     folder.mkdir()
     (folder / "stack.yaml").write_text(VENV, encoding="utf-8")
     (folder / "requirements.lock").write_text("# nothing\n", encoding="utf-8")
     return folder
 
 
-def test_an_environment_is_made_once(stack: Path) -> None:
-    lines: list[str] = []
-    stamp = install(stack, lines.append)
+@pytest.fixture
+def stack(tmp_path: Path) -> Path:
+    """An empty stack, not installed."""
+    return empty(tmp_path / "empty")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty stack, installed: making an environment takes seconds. What it holds and says isn't to be changed."""
+    folder = empty(tmp_path_factory.mktemp("installed") / "empty")
+    install(folder, lambda _: None)
+    return folder
+
+
+def test_an_environment_is_made_once(installed: Path) -> None:
+    stamp = StackStamp.model_validate_json(paths.stamp_of(installed).read_text(encoding="utf-8"))
     assert stamp.source == "venv"
-    python = stack / ".venv/bin/python"
+    python = installed / ".venv/bin/python"
     assert Path(os.path.abspath(stamp.interpreter)) == python  # noqa: PTH100
     made = python.lstat().st_mtime_ns
-    lines.clear()
-    again = install(stack, lines.append)
+    lines: list[str] = []
+    again = install(installed, lines.append)
     assert again == stamp
     assert python.lstat().st_mtime_ns == made
-    assert lines == [f"stack empty: {stack / '.venv'} holds what requirements.lock says"]
+    assert lines == [f"stack empty: {installed / '.venv'} holds what requirements.lock says"]
 
 
 def test_a_half_made_environment_is_made_again(stack: Path) -> None:
-    install(stack, lambda _: None)
-    paths.stamp_of(stack).unlink()
+    rest = stack / ".venv/lib/rest.txt"
+    rest.parent.mkdir(parents=True)
+    rest.touch()
+    (stack / ".venv/kvladder-made").touch()
     lines: list[str] = []
     install(stack, lines.append)
     assert any("half-made" in line for line in lines)
+    assert not rest.exists()
+    assert paths.stamp_of(stack).is_file()
 
 
 def test_an_environment_of_somebody_else_is_left_alone(stack: Path) -> None:
@@ -65,12 +81,13 @@ def test_an_environment_of_somebody_else_is_left_alone(stack: Path) -> None:
     assert mine.read_text(encoding="utf-8") == "x"
 
 
-def test_a_changed_definition_takes_the_old_copies_of_the_stamp_along(stack: Path) -> None:
-    install(stack, lambda _: None, paths.stamp_of(stack, "aaa"))
-    install(stack, lambda _: None, paths.stamp_of(stack, "bbb"))
-    assert not paths.stamp_of(stack, "aaa").exists()
-    copy = json.loads(paths.stamp_of(stack, "bbb").read_text(encoding="utf-8"))
-    assert copy == json.loads(paths.stamp_of(stack).read_text(encoding="utf-8"))
+def test_a_changed_definition_takes_the_old_copies_of_the_stamp_along(installed: Path) -> None:
+    install(installed, lambda _: None, paths.stamp_of(installed, "aaa"))
+    assert paths.stamp_of(installed, "aaa").exists()
+    install(installed, lambda _: None, paths.stamp_of(installed, "bbb"))
+    assert not paths.stamp_of(installed, "aaa").exists()
+    copy = json.loads(paths.stamp_of(installed, "bbb").read_text(encoding="utf-8"))
+    assert copy == json.loads(paths.stamp_of(installed).read_text(encoding="utf-8"))
 
 
 def test_packages_that_nobody_has(stack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +102,7 @@ def test_the_lock_pins_everything(stack: Path) -> None:
     (stack / "requirements.lock").write_text("numpy>=2\n", encoding="utf-8")
     with pytest.raises(InstallError, match=r"expected name==version, found 'numpy>=2'"):
         install(stack, lambda _: None)
+    assert not (stack / ".venv").exists(), "nothing is made for it"
 
 
 def test_preinstalled_versions_are_checked(stack: Path) -> None:
@@ -183,13 +201,14 @@ def test_the_doctor_looks_before_anything_is_installed(project: Project) -> None
 Usage = namedtuple("Usage", "total used free")
 
 
-def test_the_doctor_knows_how_much_disk_is_needed(stack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_knows_how_much_disk_is_needed(
+    stack: Path, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = read([ROOT / "config/config.yaml"])
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**11, 95 * 10**9, 5 * 10**9))
     (before,) = doctor._disk(config, stack, tmp_path / "results")
     assert (before.state, before.seen) == ("warn", f"5.0 GB free at {tmp_path}, about 8 GB are needed")
-    install(stack, lambda _: None)
-    (after,) = doctor._disk(config, stack, tmp_path / "results")
+    (after,) = doctor._disk(config, installed, tmp_path / "results")
     assert after.state == "ok", "the engines are most of it"
 
 
