@@ -4,7 +4,7 @@
 
 or one of its two parts, with PYTHONPATH=tests:tests/unit:
 
-    python tests/benchmarks/analysis.py requests     request records → verdicts, → all tables
+    python tests/benchmarks/analysis.py requests     request records → verdicts, → kept columns, → all tables
     python tests/benchmarks/analysis.py experiment   trials → snakemake -n, tables, figures and reports, a no-op rerun
     python tests/benchmarks/analysis.py table        what was measured, in Markdown
 
@@ -34,14 +34,21 @@ from kvladder.provenance.host import describe_host
 
 Point = dict[str, Any]
 
-# A line's bytes without its chunks, and those of a chunk; the tables add less than half of the lines.
-_LINE_BYTES, _CHUNK_BYTES, _DISK = 520, 22, 1.5
+# A line's bytes without its chunks, and those of a chunk; and what columns and tables add to it.
+_LINE_BYTES, _CHUNK_BYTES, _DERIVED_BYTES = 520, 22, 300
 
 _BUILD = """
 import sys
 from pathlib import Path
 from kvladder.tables.build import build, find_trials
 build(find_trials(Path(sys.argv[1])), Path(sys.argv[2]), baseline="plain")
+"""
+_COLUMNS = """
+import sys
+from pathlib import Path
+from kvladder.tables.columns import keep
+for folder in sys.argv[1:]:
+    keep(Path(folder))
 """
 _JUDGE = """
 import sys
@@ -78,9 +85,11 @@ def measured(argv: Sequence[str], folder: Path, environment: Mapping[str, str] |
 def of_requests(
     scratch: Path, sizes: Sequence[int], chunks: int, per_trial: int, keep: Callable[[Point], None]
 ) -> None:
-    """Records of one trial to its own verdict, where a trial may have as many; of all trials to all tables."""
+    """Records of all trials to all tables, parsed; to the columns that judging keeps, and from them to all tables; of
+    one trial to its own verdict, where a trial may have as many."""
     for size in sizes:
-        needed, free = _DISK * size * (_LINE_BYTES + _CHUNK_BYTES * chunks), shutil.disk_usage(scratch).free
+        needed = size * (_LINE_BYTES + _CHUNK_BYTES * chunks + _DERIVED_BYTES)
+        free = shutil.disk_usage(scratch).free
         if needed > free:
             print(f"{size:,} records of {chunks} chunks need {needed / 1e9:.0f} GB of disk, {free / 1e9:.0f} are free")
             continue
@@ -94,9 +103,15 @@ def of_requests(
             "trials": trials,
             "bytes": sum(path.stat().st_size for path in names),
         }
-        keep({"what": "tables", **about, **measured([sys.executable, "-c", _BUILD, str(root), "tables"], scratch)})
+        steps = {
+            "tables: parsed": [_BUILD, str(root), "tables"],
+            "columns kept by judging": [_COLUMNS, *map(str, folders)],
+            "tables": [_BUILD, str(root), "tables"],
+        }
         if trials == 1:
-            keep({"what": "judge", **about, **measured([sys.executable, "-c", _JUDGE, str(folders[0])], scratch)})
+            steps["judge, without columns"] = [_JUDGE, str(folders[0])]
+        for what, arguments in steps.items():
+            keep({"what": what, **about, **measured([sys.executable, "-c", *arguments], scratch)})
         _empty(scratch)
 
 

@@ -11,6 +11,7 @@ import pytest
 from trial_factory import write_experiment
 
 from kvladder.provenance.publish import Differs, pack, rebuild, unpack
+from kvladder.tables import columns
 
 
 def digest(path: Path) -> str:
@@ -57,6 +58,16 @@ def test_an_unfinished_trial_is_left_out(tmp_path: Path) -> None:
     assert pack(source, tmp_path / "raw.tar.xz") == 3
     with tarfile.open(tmp_path / "raw.tar.xz") as tar:
         assert not [name for name in tar.getnames() if name.startswith(broken.relative_to(source).as_posix())]
+
+
+def test_kept_columns_are_not_published(tmp_path: Path) -> None:
+    source = experiment(tmp_path / "a")
+    pack(source, tmp_path / "without.tar.xz")
+    kept = columns.kept(next(source.glob("trials/*/*/*/trial.json")).parent, "burst", "0" * 64)
+    kept.parent.mkdir()
+    pl.DataFrame({"index": [0]}).write_parquet(kept)
+    pack(source, tmp_path / "with.tar.xz")
+    assert digest(tmp_path / "with.tar.xz") == digest(tmp_path / "without.tar.xz")
 
 
 def test_what_lies_there_stays(tmp_path: Path) -> None:

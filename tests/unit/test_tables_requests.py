@@ -6,9 +6,11 @@ import hashlib
 import json
 import math
 import random
+import runpy
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -16,7 +18,9 @@ import pytest
 from table_factory import SWEEPS, SWEPT, judge, write_judged
 from trial_factory import Load, write_trial
 
+from kvladder.config.records import Verdict
 from kvladder.stats.samples import median, quantile
+from kvladder.tables import columns
 from kvladder.tables import requests as module
 from kvladder.tables.build import build
 from kvladder.tables.model import SCHEMAS
@@ -184,6 +188,84 @@ def test_tables_do_not_depend_on_how_files_are_batched(
     assert contents(tmp_path / "one") == contents(tmp_path / "other")
 
 
+@pytest.mark.parametrize("which", [slice(None), slice(1, 3), slice(0, 4, 2)])
+def test_tables_are_the_same_from_kept_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: slice) -> None:
+    """Of all trials, of some in between, and of every second."""
+    folders = trials(tmp_path)
+    build(folders, tmp_path / "parsed", baseline="plain")
+    chosen = sorted(folders)[which]
+    for folder in chosen:
+        assert len(columns.keep(folder)) == len(list(folder.glob("*.requests.jsonl")))
+    seen: list[Path] = []
+    parsed = columns.parsed
+    monkeypatch.setattr(columns, "parsed", lambda path: seen.append(path.parent) or parsed(path))
+    build(folders, tmp_path / "kept", baseline="plain")
+    assert set(seen) == set(folders) - set(chosen)
+    assert contents(tmp_path / "parsed") == contents(tmp_path / "kept")
+
+
+def test_kept_columns_do_not_outlive_what_they_were_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = trials(tmp_path)[0]
+    (first,) = (path for path in columns.keep(folder) if path.name.startswith("zeta."))
+    raw = folder / "zeta.requests.jsonl"
+    lines = raw.read_text(encoding="utf-8").splitlines(keepends=True)
+    raw.write_text("".join(lines[1:]), encoding="utf-8")
+    # The file was changed: its columns are no way in.
+    (row,) = build([folder], tmp_path / "changed", baseline="plain").trials.rows(named=True)
+    assert (row["status"], row["reason"]) == ("failed", "zeta.requests.jsonl isn't what the trial wrote")
+    # The trial wrote another one: so does it have other columns.
+    rewrite(folder, raw)
+    assert build([folder], tmp_path / "again", baseline="plain").requests.collect().height == len(lines) - 1 + 520 * 2
+    assert first not in columns.keep(folder)
+    assert not first.exists()
+    # Made otherwise than now: as if there were none.
+    now = columns.keep(folder)
+    monkeypatch.setattr(columns, "_maker", lambda: "another")
+    assert not any(columns.kept(folder, name, content_of(folder, name)).exists() for name in ("burst", "zeta"))
+    assert all(path.exists() for path in now)
+
+
+def test_no_columns_of_what_cannot_be_read(tmp_path: Path) -> None:
+    folder = trials(tmp_path)[0]
+    no_json(folder / "zeta.requests.jsonl")
+    (kept,) = columns.keep(folder)
+    assert kept.name.startswith("burst.")
+    assert list((folder / columns.FOLDER).iterdir()) == [kept]
+
+
+def test_judging_keeps_columns_of_large_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Path(__file__).resolve().parents[2] / "workflow" / "scripts" / "judge_trial.py"
+    monkeypatch.setattr("kvladder.judge.judge_trial", lambda folder, _: verdicts[folder])
+    folders = _, large, invalid = trials(tmp_path)[:3]
+    verdicts = {path: Verdict.model_validate_json((path / "verdict.json").read_bytes()) for path in folders}
+    verdicts[invalid] = verdicts[invalid].model_copy(update={"status": "invalid"})
+    for folder in (large, invalid):
+        raw = folder / "burst.requests.jsonl"
+        raw.write_bytes(raw.read_bytes() * ((8 << 20) // raw.stat().st_size + 1))
+        rewrite(folder, raw)
+    for folder in folders:
+        own = folder / "own-verdict.json"
+        job = SimpleNamespace(
+            input=SimpleNamespace(trial=folder / "trial.json"), params=SimpleNamespace(gates={}), output=[own]
+        )
+        runpy.run_path(str(script), {"snakemake": job})
+        assert Verdict.model_validate_json(own.read_bytes()) == verdicts[folder]
+    assert [folder for folder in folders if (folder / columns.FOLDER).exists()] == [large]
+    assert columns.kept(large, "burst", content_of(large, "burst")).is_file()
+
+
+def content_of(folder: Path, workload: str) -> str:
+    record = json.loads((folder / "trial.json").read_text(encoding="utf-8"))
+    return str(record["files"][f"{workload}.requests.jsonl"]["sha256"])
+
+
+def rewrite(folder: Path, raw: Path) -> None:
+    """Let the trial's record agree with a raw file."""
+    record = json.loads((folder / "trial.json").read_text(encoding="utf-8"))
+    record["files"][raw.name]["sha256"] = hashlib.sha256(raw.read_bytes()).hexdigest()
+    (folder / "trial.json").write_text(json.dumps(record), encoding="utf-8")
+
+
 def no_json(path: Path) -> None:
     """The trial wrote it so: the hash agrees."""
     path.write_text(path.read_text(encoding="utf-8") + "not json\n", encoding="utf-8")
@@ -196,9 +278,7 @@ def test_one_unreadable_file_costs_its_trial_and_no_other(tmp_path: Path, damage
     bad = folders[0] / "zeta.requests.jsonl"
     damage(bad)
     if bad.exists():
-        record = json.loads((folders[0] / "trial.json").read_text(encoding="utf-8"))
-        record["files"][bad.name]["sha256"] = hashlib.sha256(bad.read_bytes()).hexdigest()
-        (folders[0] / "trial.json").write_text(json.dumps(record), encoding="utf-8")
+        rewrite(folders[0], bad)
     built = build(folders, tmp_path / "out", baseline="plain")
     (row,) = built.trials.filter(pl.col("status") == "failed").rows(named=True)
     assert (row["setup"], row["repeat"]) == ("prefix-cache", 1)

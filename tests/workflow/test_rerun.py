@@ -82,6 +82,14 @@ def test_judging_code(finished: Project) -> None:
     assert "judgement.py is no file" in done.text, "a dependency that isn't there isn't passed over"
 
 
+def test_a_gate_that_is_gone(finished: Project) -> None:
+    """Nothing is newer than the verdicts, but they aren't what this code says."""
+    (finished.folder / "workflow/kvladder/gates/no_preemption_surprise.py").unlink()
+    jobs = finished.plan()
+    assert (jobs["judge_trial"], jobs["judge_block"]) == (6, 2)
+    assert not measuring(jobs)
+
+
 def test_figure_and_report_code(finished: Project) -> None:
     finished.append("workflow/kvladder/figures/ttft.py", "\nX = 1\n")
     jobs = finished.plan()

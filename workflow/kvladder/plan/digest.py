@@ -94,6 +94,11 @@ def _imported(path: Path, _mtime_ns: int) -> frozenset[str]:
     return frozenset(names)
 
 
+def of_names(files: Iterable[str]) -> str:
+    """Twelve hex digits over which files there are, whatever is in them."""
+    return hashlib.sha256("\0".join(sorted(files)).encode()).hexdigest()[:12]
+
+
 def digest(files: Sequence[Path], root: Path) -> str:
     """Twelve hex digits over names (below ``root`` where they lie there) and contents."""
     total = hashlib.sha256()

@@ -34,6 +34,8 @@ RECORDS = ("trials/*/*/*/trial.json", "cells/*/*/*/*/cell.json")
 """What is written last into the folder of a trial or a cell: it is finished."""
 LEFT_OUT = ("verdict.json", "own-verdict.json", "client.log")
 """Files that judging makes from the raw ones, and made again; and what a load client printed, which nothing reads."""
+LEFT_OUT_FOLDER = "columns"
+"""Below a trial: its requests once more, by `kvladder.tables.columns`."""
 BENCH = "workflow/bench.smk"
 BENCH_RULES = ("all", "bench_tables", "draw_bench_figure", "write_bench_report")
 """Rules that begin at stored cells: with only these a cell that is missing is an error, not a measurement."""
@@ -77,7 +79,8 @@ def _files(places: Iterable[Path]) -> list[Path]:
         if place.is_file():
             found.append(place)
         elif place.is_dir():
-            found += [path for path in place.rglob("*") if path.is_file() and path.name not in LEFT_OUT]
+            here = (path for path in place.rglob("*") if path.is_file() and path.name not in LEFT_OUT)
+            found += [path for path in here if path.parent.name != LEFT_OUT_FOLDER]
     return sorted(found)
 
 

@@ -1,7 +1,8 @@
 """The requests of many trials as one table that never lies in memory as a whole.
 
 Files are reduced by streaming into parts on disk, some hundred megabytes of them at a time: chunk lists, the bulk of
-the files, exist only while they are parsed. What other tables need of the requests is taken from the parts' columns.
+the files, exist only while they are parsed. Of a trial whose columns were kept when it was judged, those are the parts.
+What other tables need of the requests is taken from the parts' columns.
 """
 
 from __future__ import annotations
@@ -10,44 +11,24 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from kvladder.config.records import FileEntry
 from kvladder.stats.samples import CARRIED
+from kvladder.tables import columns
 from kvladder.tables.model import SCHEMAS
 from kvladder.tables.raw import RawTrial
 
 Row = dict[str, Any]
 
-_S = 1_000_000_000
-
 _BATCH_BYTES = 256 << 20
 _BATCH_TRIALS = 100
 """Trials that are read in one query: a query a file would cost more than parsing where files are small."""
-
-# What is read of a request's line: token ids and log probabilities, most of the file, are skipped. Whose requests they
-# are is in the file's name and in trial.json.
-_LINE: dict[str, Any] = {
-    "pass": pl.String,
-    "round": pl.Int64,
-    "index": pl.Int64,
-    "key": pl.String,
-    "prompt_tokens": pl.Int64,
-    "asked_tokens": pl.Int64,
-    "status": pl.String,
-    "error": pl.String,
-    "eligible_ns": pl.Int64,
-    "send_ns": pl.Int64,
-    "first_token_ns": pl.Int64,
-    "end_ns": pl.Int64,
-    "chunk_ns": pl.List(pl.Int64),
-    "chunk_tokens": pl.List(pl.Int64),
-    "output_tokens": pl.Int64,
-    "usage_cached_tokens": pl.Int64,
-    "anomalies": pl.List(pl.String),
-}
+_HASHED_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +50,6 @@ class _File:
     def damage(self) -> str | None:
         """Why it isn't the file that was judged. Verdicts are older than this reading, and a file that was changed
         since must not come in under them."""
-        assert self.trial.record is not None  # noqa: S101 (only trials with a record are read)
-        entry = self.trial.record.files.get(self.name)
         try:
             with self.path.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
@@ -78,14 +57,27 @@ class _File:
             return f"{self.name} is missing"
         except OSError as error:
             return f"{self.name} can't be read: {error}"
-        return None if entry is not None and content == entry.sha256 else f"{self.name} isn't what the trial wrote"
+        as_written = self.entry is not None and content == self.entry.sha256
+        return None if as_written else f"{self.name} isn't what the trial wrote"
 
-    def rows(self) -> pl.LazyFrame:
-        """Its requests, one row each, as in the table, and the file's number."""
+    @property
+    def entry(self) -> FileEntry | None:
+        """What the trial says of it."""
+        assert self.trial.record is not None  # noqa: S101 (only trials with a record are read)
+        return self.trial.record.files.get(self.name)
+
+    def kept(self) -> Path | None:
+        """Its columns, where judging the trial left some of this very file."""
+        if self.entry is None:
+            return None
+        path = columns.kept(self.trial.folder, self.workload, self.entry.sha256)
+        return path if path.is_file() else None
+
+    def rows(self, kept: Path | None = None) -> pl.LazyFrame:
+        """Its requests, one row each, as in the table, and the file's number; from its columns, if they were kept."""
         own = {**self.trial.key, "workload": self.workload}
-        named = _derive(pl.scan_ndjson(self.path, schema=_LINE)).with_columns(
-            pl.lit(value).alias(column) for column, value in own.items()
-        )
+        read = columns.parsed(self.path) if kept is None else pl.scan_parquet(kept)
+        named = read.with_columns(pl.lit(value).alias(column) for column, value in own.items())
         return named.select(
             *(pl.col(column).cast(kind) for column, kind in SCHEMAS["requests"].items()),
             file=pl.lit(self.number, dtype=pl.Int32),
@@ -93,7 +85,7 @@ class _File:
 
 
 class RequestStore:
-    """The requests of trials that were added, in parts below ``folder``.
+    """The requests of trials that were added, in parts: files below ``folder``, and columns that were kept.
 
     Rows are in the order in which trials were added, inside a trial by workload, round and index.
     """
@@ -101,26 +93,41 @@ class RequestStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: list[_File] = []
-        self._parts: list[Path] = []
+        self._parts: list[pl.LazyFrame] = []
 
     def add(self, trials: Iterable[RawTrial]) -> list[RawTrial]:
         """Read the requests of valid trials. Returns all trials in the order given; one whose requests can't be read
         is ``failed``, and the reason names the file."""
         everything = list(trials)
+        valid = [(place, self._number(trial)) for place, trial in enumerate(everything) if trial.status == "valid"]
         failed: dict[int, str] = {}
-        with ThreadPoolExecutor(1) as pool:
-            for batch in _batches((place, trial) for place, trial in enumerate(everything) if trial.status == "valid"):
-                failed |= self._read(batch, pool)
+        with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
+            for kept, group in groupby(valid, lambda item: all(file.kept() for file in item[1])):
+                if kept:
+                    failed |= self._take(list(group), pool)
+                    continue
+                for batch in _batches(group):
+                    failed |= self._read(dict(batch), pool)
         return [
             replace(trial, status="failed", reason=failed[place]) if place in failed else trial
             for place, trial in enumerate(everything)
         ]
 
-    def _read(self, batch: Sequence[tuple[int, RawTrial]], pool: ThreadPoolExecutor) -> dict[int, str]:
-        """Read these trials in one query, else one by one; returns why some failed, by place."""
-        files = {place: self._number(trial) for place, trial in batch}
+    def _take(self, trials: Sequence[tuple[int, list[_File]]], pool: ThreadPoolExecutor) -> dict[int, str]:
+        """Take the kept columns of these trials; returns why some failed, by place."""
+        failed = {}
+        damages = pool.map(_damage, (files for _, files in trials))
+        for (place, files), damage in zip(trials, damages, strict=True):
+            if damage is not None:
+                failed[place] = damage
+            else:
+                self._parts += [file.rows(file.kept()) for file in files]
+        return failed
+
+    def _read(self, files: Mapping[int, list[_File]], pool: ThreadPoolExecutor) -> dict[int, str]:
+        """Parse the files of these trials in one query, else one by one; returns why some failed, by place."""
         # Hashing takes as long as a tenth of the parsing; files that turn out to be others are rare.
-        checks = pool.submit(lambda: {place: _first(file.damage() for file in part) for place, part in files.items()})
+        checks = pool.submit(lambda: {place: _damage(part) for place, part in files.items()})
         try:
             self._sink([file for part in files.values() for file in part])
             whole = True
@@ -130,7 +137,7 @@ class RequestStore:
         if whole and not failed:
             return {}
         if whole:
-            self._parts.pop().unlink()
+            self._parts.pop()
         for place, part in files.items():
             if place not in failed and (reason := self._read_alone(part)) is not None:
                 failed[place] = reason
@@ -156,21 +163,15 @@ class RequestStore:
     def _sink(self, files: Sequence[_File]) -> None:
         if not files:
             return
-        path = self._folder / f"{len(self._parts)}.parquet"
-        pl.concat([file.rows() for file in files]).sink_parquet(path)
-        # A trial writes its requests in order, so that nothing has to be sorted, which takes all of them at once.
-        if not _in_order(path):
-            rows = pl.read_parquet(path).sort("file", "round", "index", maintain_order=True)
-            rows.write_parquet(path)
-        self._parts.append(path)
+        path = self._folder / f"{files[0].number}-{files[-1].number}.parquet"
+        columns.sink(pl.concat([file.rows() for file in files]), path, by=("file", "round", "index"))
+        self._parts.append(pl.scan_parquet(path))
 
     def by_pass(self) -> dict[tuple[str, str, int, str, int], Row]:
         """What ``passes`` holds of requests, by setup, suite, repeat, workload and round."""
         found = {}
         for part in self._parts:
-            rows = pl.scan_parquet(part).select(
-                "file", "round", "ttft_s", "output_tokens", "prompt_tokens", ok=pl.col("status") == "ok"
-            )
+            rows = part.select("file", "round", "ttft_s", "output_tokens", "prompt_tokens", ok=pl.col("status") == "ok")
             for row in rows.group_by("file", "round").agg(**_PASS).collect().iter_rows(named=True):
                 file = self._files[row.pop("file")]
                 found[file.trial.setup, file.trial.suite, file.trial.repeat, file.workload, row.pop("round")] = row
@@ -185,7 +186,7 @@ class RequestStore:
         """
         values = [pl.col(column).median().alias(name) for name, column in columns.items()]
         for part in self._parts:
-            rows = pl.scan_parquet(part).filter(pl.col("status") == "ok")
+            rows = part.filter(pl.col("status") == "ok")
             grouped = self._named(rows, cells).group_by("file", "workload", "pass").agg(values)
             for row in grouped.collect().iter_rows(named=True):
                 trial = self._files[row.pop("file")].trial
@@ -198,7 +199,7 @@ class RequestStore:
         """
         if not self._parts:
             return pl.LazyFrame(schema=SCHEMAS["requests"])
-        return self._named(pl.scan_parquet(self._parts), cells).select(SCHEMAS["requests"].keys())
+        return self._named(pl.concat(self._parts), cells).select(SCHEMAS["requests"].keys())
 
     def _named(self, rows: pl.LazyFrame, cells: pl.DataFrame | None) -> pl.LazyFrame:
         if cells is None:
@@ -213,13 +214,12 @@ class RequestStore:
         return joined.with_columns(workload=pl.coalesce("named", "workload")).drop("named")
 
 
-def _batches(trials: Iterable[tuple[int, RawTrial]]) -> Iterator[list[tuple[int, RawTrial]]]:
-    batch: list[tuple[int, RawTrial]] = []
+def _batches(trials: Iterable[tuple[int, list[_File]]]) -> Iterator[list[tuple[int, list[_File]]]]:
+    batch: list[tuple[int, list[_File]]] = []
     size = 0
-    for place, trial in trials:
-        assert trial.record is not None  # noqa: S101 (a valid trial has one)
-        batch.append((place, trial))
-        size += sum(entry.bytes for name, entry in trial.record.files.items() if name.endswith(".requests.jsonl"))
+    for place, files in trials:
+        batch.append((place, files))
+        size += sum(file.entry.bytes for file in files if file.entry is not None)
         if size >= _BATCH_BYTES or len(batch) >= _BATCH_TRIALS:
             yield batch
             batch, size = [], 0
@@ -227,41 +227,8 @@ def _batches(trials: Iterable[tuple[int, RawTrial]]) -> Iterator[list[tuple[int,
         yield batch
 
 
-def _first(reasons: Iterable[str | None]) -> str | None:
-    return next((reason for reason in reasons if reason is not None), None)
-
-
-def _in_order(part: Path) -> bool:
-    file, number, index = (pl.col(name) for name in ("file", "round", "index"))
-    later = (number > number.shift()) | ((number == number.shift()) & (index >= index.shift()))
-    order = pl.scan_parquet(part).select(((file != file.shift()) | later).all())
-    return bool(order.collect(engine="streaming").item())
-
-
-def _derive(lines: pl.LazyFrame) -> pl.LazyFrame:
-    gaps = pl.col("chunk_ns").list.diff(null_behavior="drop")
-    after_first = pl.col("output_tokens") - pl.col("chunk_tokens").list.first()
-    return lines.select(
-        "pass",
-        "round",
-        "index",
-        "key",
-        "status",
-        "error",
-        "prompt_tokens",
-        "asked_tokens",
-        "output_tokens",
-        cached_tokens="usage_cached_tokens",
-        queue_s=(pl.col("send_ns") - pl.col("eligible_ns")) / _S,
-        ttft_s=(pl.col("first_token_ns") - pl.col("send_ns")) / _S,
-        itl_median_s=gaps.list.median() / _S,
-        itl_max_s=gaps.list.max() / _S,
-        tpot_s=pl.when(after_first > 0).then(
-            (pl.col("chunk_ns").list.last() - pl.col("chunk_ns").list.first()) / after_first / _S
-        ),
-        e2e_s=(pl.col("end_ns") - pl.col("send_ns")) / _S,
-        anomalies=pl.when(pl.col("anomalies").list.len() > 0).then(pl.col("anomalies").list.join("; ")),
-    )
+def _damage(files: Iterable[_File]) -> str | None:
+    return next((reason for file in files if (reason := file.damage()) is not None), None)
 
 
 def _pass_columns() -> dict[str, pl.Expr]:
