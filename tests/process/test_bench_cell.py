@@ -53,6 +53,20 @@ def test_the_own_client_is_paired_and_measured(binary: Path, tmp_path: Path) -> 
     assert row["server_jitter_p50_ms"] is None or row["server_jitter_p50_ms"] < 20
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are asked for")
+def test_on_two_cores_the_own_client_runs_two_processes(binary: Path, tmp_path: Path) -> None:
+    record = cells.run(cell(cores=2, concurrency=9, requests=40), binary, tmp_path)
+    assert (record.exit_code, record.error, record.client_ok, record.client_failed) == (0, None, 40, 0)
+    requests = pl.read_parquet(tmp_path / "requests.parquet")
+    assert sorted(requests["number"]) == list(range(40)) and requests["client_ttft_ns"].null_count() == 0
+    row = read_cell(tmp_path)
+    assert (row["cores"], row["paired"], row["extra_mb_per_1000"]) == (2, 40, None)
+    assert record.pass_cpu_s is not None and record.pass_cpu_s > 0 and row["held"] <= 9.01
+    # One process more than the one that asks: the most that was seen at a time.
+    single = cells.run(cell(concurrency=9, requests=40), binary, tmp_path / "single")
+    assert record.peak_rss_bytes > 1.5 * single.peak_rss_bytes
+
+
 class Fake(LoadClient):
     """A client whose program is a line of Python."""
 

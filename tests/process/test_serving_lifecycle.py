@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
+import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +39,27 @@ def test_each_is_ready_before_the_next_and_stops_in_reverse(world: World) -> Non
         assert set(world.pids()) == set(group.tree())
     order = [line.split(":")[0] for line in world.lines if line.endswith("stopping")]
     assert order == ["engine", "side"]
+
+
+def test_one_beside_another_does_not_wait_for_it(world: World) -> None:
+    side = world.spec("--delay", 0.1, name="side", ready=Readiness(port=world.ports[0], deadline_s=10))
+    first, second = (world.spec("--delay", 0.5, place=place, name=f"engine-{place}") for place in (1, 2))
+    with world.servers(side, first, replace(second, beside=True)) as group:
+        ready = [process.ready_ns for process in group]
+        assert None not in ready and ready[0] < group[1].start_ns, "what both need is up first"
+        assert group[2].start_ns < ready[1]
+        assert all(process.alive for process in group)
+    order = [line.split(":")[0] for line in world.lines if line.endswith("stopping")]
+    assert order == ["engine-2", "engine-1", "side"]
+
+
+def test_when_one_of_two_beside_each_other_dies_the_other_is_not_waited_for(world: World) -> None:
+    slow = world.spec("--delay", 60, place=1, name="slow", ready=Readiness(port=world.ports[1], deadline_s=60))
+    dies = world.spec(place=2, name="dies", argv=[sys.executable, "-c", "raise SystemExit('ValueError: no memory')"])
+    begin = time.monotonic()
+    with pytest.raises(ServerFailed, match="no memory"), world.servers(slow, replace(dies, beside=True)):
+        pytest.fail("not ready")
+    assert time.monotonic() - begin < 30
 
 
 def test_key_and_check_decide(world: World) -> None:

@@ -39,6 +39,7 @@ FAULTS = {
     "no-compiled-code": "runs without the file that stands for compiled code",
     "side-process-dies": "of a side process: ends at the n-th (3) store",
     "hash-seed-differs": "of a side process: hashes with a seed of its own",
+    "pool-not-shared": "of a side process: gives each engine only what it stored itself",
 }
 
 

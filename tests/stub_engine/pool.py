@@ -1,8 +1,9 @@
 """Stand-ins for ``lmcache server`` and ``mooncake_master``, FOR TESTS ONLY: a pool of block hashes, and a metrics page.
 
 The first argument says which of the two it is: ``lmcache`` or ``mooncake``. The stand-in engine talks to it on the
-port that real engines use, in JSON lines; kvladder on the HTTP port, as with the real ones. It knows two faults (see
-``faults.py`` for how they are asked for): ``side-process-dies`` and ``hash-seed-differs``.
+port that real engines use, in JSON lines; kvladder on the HTTP port, as with the real ones. Several engines share what
+it holds. It knows three faults (see ``faults.py`` for how they are asked for): ``side-process-dies``,
+``hash-seed-differs`` and ``pool-not-shared``.
 """
 
 from __future__ import annotations
@@ -34,26 +35,37 @@ class Pool:
         # A process that Python salts by itself hashes equal tokens to other keys than its peer.
         fixed = os.environ.get("PYTHONHASHSEED")
         self.seed = secrets.token_hex(4) if fixed is None or "hash-seed-differs" in faults else fixed
-        self.held = Lru(0)
+        self.engines = 0
+        self.held: dict[int, Lru] = {}
         self.block_bytes = 0
         self.asked = self.stores = self.written = self.read = 0
 
-    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Answer one of the engine's questions: hello, lookup, store."""
+    def join(self) -> int:
+        """Number of the part of the pool that one more engine gets: the same for all, unless a fault says otherwise."""
+        self.engines += 1
+        return self.engines if "pool-not-shared" in self.faults else 0
+
+    def answer(self, message: dict[str, Any], part: int) -> dict[str, Any]:
+        """Answer one of an engine's questions: hello, lookup, store."""
         if message["ask"] == "hello":
             self.block_bytes = message["block_bytes"] * (self.chunk or 1)
-            pool = int(self.options.l1_size_gb * GIB) // self.block_bytes if self.chunk else message["blocks"]
-            self.held = Lru(pool)
+            held = self.held.setdefault(part, Lru(0))
+            # Mooncake's engines bring the memory of the pool, each its own; LMCache's server has it.
+            if self.chunk:
+                held.blocks = int(self.options.l1_size_gb * GIB) // self.block_bytes
+            else:
+                held.blocks += message["blocks"]
             return {"chunk": self.chunk, "seed": self.seed}
+        held = self.held[part]
         if message["ask"] == "lookup":
-            count = self.held.prefix(message["keys"])
+            count = held.prefix(message["keys"])
             self.asked += len(message["keys"])
             self.read += count
             return {"count": count}
         self.stores += 1
         if self.faults.hits("side-process-dies", self.stores):
             self._die()
-        count = self.held.add(message["keys"])
+        count = held.add(message["keys"])
         self.written += count
         return {"count": count}
 
@@ -66,7 +78,8 @@ class Pool:
 
     def metrics(self) -> str:
         """The recorded /metrics page of the real side process, with this one's numbers."""
-        held, used = len(self.held), len(self.held) * self.block_bytes
+        held = sum(map(len, self.held.values()))
+        used = held * self.block_bytes
         if self.chunk is not None:
             return render(
                 VERSION,
@@ -86,7 +99,7 @@ class Pool:
             {
                 "keys": held,
                 "allocated_bytes": used,
-                "capacity_bytes": self.held.blocks * self.block_bytes,
+                "capacity_bytes": sum(part.blocks for part in self.held.values()) * self.block_bytes,
                 "puts_started": self.stores,
                 "puts_ended": self.stores,
             },
@@ -112,8 +125,9 @@ async def run(kind: str, options: argparse.Namespace, faults: Faults) -> None:
     pool = Pool(kind, options, faults)
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        part = pool.join()
         while line := await reader.readline():
-            writer.write(json.dumps(pool.answer(json.loads(line))).encode() + b"\n")
+            writer.write(json.dumps(pool.answer(json.loads(line), part)).encode() + b"\n")
             await writer.drain()
         writer.close()
 

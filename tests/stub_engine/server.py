@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import importlib
 import json
 import os
 import signal
@@ -33,6 +34,7 @@ from pages import engine_page, render
 from tiers import Files, HostTier, Lru, PoolTier, Tier, block_keys
 
 from kvladder.config.experiment import kv_bytes_per_token
+from kvladder.stack.variants import WATCHED
 
 VERSION = os.environ.get("KVLADDER_STUB_VERSION", "0.32.0")
 STARTED = time.time()
@@ -387,10 +389,21 @@ async def run(options: argparse.Namespace, faults: Faults) -> None:
     server.close()
 
 
+def import_patched() -> None:
+    """Import the modules that the stack's patches touch, watched by the engine plugin, as engines do at their start."""
+    names = os.environ.get(WATCHED)
+    if names:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "envs" / "plugin"))
+        importlib.import_module("kvladder_engine_plugin.sources").watch_sources()
+        for name in names.split(","):
+            importlib.import_module(name)
+
+
 def main() -> None:
     """Entry point of the script."""
     faults = Faults.asked()
     _mapped = map_as_compiled(__file__, faults)
+    import_patched()
     options = parse(sys.argv[1:])
     if "crash-at-start" in faults:
         print(f"INFO {NAME}", flush=True)

@@ -19,7 +19,6 @@ def cell(**changes: Any) -> BenchCell:
         "ttft_ms": 50,
         "itl_ms": 10,
         "output_tokens": 4,
-        "echo": True,
         "timeout_s": 9,
         "seed": 1,
         "spin_us": 0,

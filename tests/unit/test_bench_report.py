@@ -32,7 +32,6 @@ def row(client: str, **changes: Any) -> Row:
         "cores": 1,
         "shared_core": False,
         "prompt_tokens": 1000,
-        "echo": True,
         "concurrency": 256,
         "repeat": 0,
         "requests": 768,
@@ -150,7 +149,8 @@ def test_who_calls_what_a_success() -> None:
 def test_limits_are_said_where_they_apply() -> None:
     plain = words([row("kvladder"), row("kvladder", repeat=1)]).words
     assert "500 requests" not in plain and "share one with the server" not in plain and "run once" not in plain
-    assert "kvladder, run 2" in plain
+    assert "kvladder, run 2" in plain and "a process on each" not in plain
+    assert "a process on each" in words([row("kvladder", cores=2)]).words
     text = words([row("vllm", shared_core=True, cores=2, ttft_bias_p99_ms=None)]).words
     assert "carry no 99th percentile: vllm bench serve, 256 in flight, 1,000 ids." in text
     assert "share one with the server" in text and "run once" in text

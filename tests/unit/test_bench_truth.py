@@ -179,7 +179,7 @@ def test_points_are_at_least_one() -> None:
 
 def test_another_definition_is_another_folder() -> None:
     base = plan(config())[0]
-    for name, value in (("ttft_ms", 51.0), ("requests", 99), ("seed", 2), ("echo", False), ("timeout_s", 3.0)):
+    for name, value in (("ttft_ms", 51.0), ("requests", 99), ("seed", 2), ("cores", 2), ("timeout_s", 3.0)):
         assert base.model_copy(update={name: value}).folder != base.folder
     assert base.model_copy(update={"repeat": 1}).folder.parent == base.folder.parent
 

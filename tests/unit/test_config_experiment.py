@@ -136,6 +136,19 @@ def test_run_id_changes_with_what_defines_the_trial_and_nothing_else(data: dict[
     assert all(run_id(validate(other), setup, "main") != ids[setup] for setup in ids)
 
 
+def test_client_processes(data: dict[str, Any]) -> None:
+    base = validate(data)
+    data["load"] = {"processes": 2, "cores": [3, 5]}
+    assert run_id(validate(data), "plain", "main") != run_id(base, "plain", "main")
+    data["load"] = {"processes": 1, "cores": []}  # the default, said aloud
+    assert run_id(validate(data), "plain", "main") == run_id(base, "plain", "main")
+    for load in ({"cores": [3, 5]}, {"processes": 2, "cores": [3, 3]}, {"processes": 3, "cores": [1, 2]}):
+        data["load"] = load
+        assert "client processes need as many different cores" in refused(data)
+    data["load"] = {"processes": 0}
+    assert "load.processes" in refused(data)
+
+
 def test_plan_is_blocked_seeded_and_stable_under_more_repeats(data: dict[str, Any]) -> None:
     three = plan(validate(data))
     data["repeats"] = 5

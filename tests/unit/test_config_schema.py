@@ -33,7 +33,8 @@ def test_types_in_the_key_reference() -> None:
     assert types["levels"] == "list of integer"
     assert types["suites"] == "map of list of name"
     assert types["experiment"] == "name"
-    assert types["kv_pool_bytes"] == types["cpu_bytes"] == "size (`8GiB`, `1e9`)"
+    assert types["kv_pool_bytes"] == "size (`8GiB`, `1e9`)"
+    assert types["cpu_bytes"] == types["kv_pool_bytes"] + ", or `{gpu: 2.0}`: twice the device pool"
 
 
 def test_every_key_but_structural_ones_has_a_meaning() -> None:

@@ -20,7 +20,7 @@ from kvladder.gates.base import Evidence
 from kvladder.judge import judge_trial
 from kvladder.report.limits import limits as section
 from kvladder.setups.mooncake_store import MooncakeStore
-from kvladder.tables.limits import REFUSED, shown
+from kvladder.tables.limits import BEYOND, REFUSED, shown
 from kvladder.trial.page_cache import cached_bytes, disk_state
 
 LOAD_TIME, LOAD_BYTES = "vllm:kv_offload_load_time_total", "vllm:kv_offload_load_bytes_total"
@@ -218,6 +218,36 @@ def test_a_link_that_nobody_names_is_bounded_by_all(
     assert {result.decision for result in run(folder)} == {decision}
 
 
+def test_a_pools_transfer_engine_is_shown_beside_and_bounds_nothing(tmp_path: Path) -> None:
+    """A claim of 1 GB/s over loopback: half of what the link can do, and twice what the transfer engine did."""
+    links = {"tcp_loopback": 2e9, "transfer_engine_read": 0.5e9, "transfer_engine_write": 4e9}
+    measured(tmp_path, **links)
+    folder = trial(tmp_path, "mooncake-store")
+    log(folder, NETWORK)
+    assert {result.decision for result in run(folder)} == {"pass"}
+    claims = below_the_limit.claims(Evidence.load(folder))
+    of_engine = {
+        (claim.direction, claim.link, claim.ceiling, claim.bounds) for claim in claims if claim.basis == "engine"
+    }
+    assert of_engine == {
+        ("load", "tcp_loopback", 2e9, True),
+        ("load", "transfer_engine_read", 0.5e9, False),
+        ("store", "tcp_loopback", 2e9, True),
+        ("store", "transfer_engine_write", 4e9, False),
+    }
+    (tmp_path / "demo/rooflines/host-a.json").unlink()
+    measured(tmp_path, tcp_loopback=2e9)
+    without = below_the_limit.claims(Evidence.load(folder))
+    assert without == [claim for claim in claims if claim.bounds], "rooflines of before it was measured"
+
+
+@pytest.mark.parametrize("text", [MEMCPY, ""])
+def test_a_pool_that_copies_by_itself_is_not_its_transfer_engine(text: str) -> None:
+    setup = MooncakeStore(kind="mooncake-store", segment_bytes=1, buffer_bytes=1)
+    beside = setup.links_beside(setup.links("remote", gpu=False, log=text))
+    assert beside == (() if text else ("transfer_engine",))
+
+
 # The tier on disk
 
 
@@ -412,6 +442,23 @@ def test_no_rate_above_its_roofline_is_in_the_table(tmp_path: Path) -> None:
         assert row["note"].startswith(REFUSED)
         assert "don't say of which host" in row["note"]
     assert all(row["gb_per_s"] <= 3.0 for row in rows(built) if row["gb_per_s"] is not None)
+
+
+def test_the_table_has_a_pools_transfer_engine_beside_its_link(tmp_path: Path) -> None:
+    measured(tmp_path, tcp_loopback=2e9, transfer_engine_read=0.5e9, transfer_engine_write=1.25e9)
+    folder = trial(tmp_path, "mooncake-store")
+    log(folder, NETWORK)
+    built = judged(tmp_path, [folder])
+    seen = {
+        (row["direction"], row["link"]): (row["percent"], row["note"])
+        for row in rows(built, workload="repeat", basis="engine")
+    }
+    assert seen == {
+        ("load", "tcp_loopback"): (pytest.approx(50), None),
+        ("load", "transfer_engine_read"): (None, BEYOND),
+        ("store", "tcp_loopback"): (pytest.approx(50), None),
+        ("store", "transfer_engine_write"): (pytest.approx(80), None),
+    }
 
 
 class Labelled:

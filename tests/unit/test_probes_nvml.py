@@ -107,6 +107,8 @@ def test_the_block_begins_with_the_first_sample_on_disk(tmp_path: Path) -> None:
     assert len(samples) > len(first)
     assert samples[-1].cpu_busy is not None
     assert samples[-1].rss_bytes
+    taken = [sample.sampler_cpu_ns for sample in samples]
+    assert None not in taken and taken == sorted(taken) and taken[0] < taken[-1]  # type: ignore[type-var]
 
 
 def test_a_sampler_that_does_not_come_up_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

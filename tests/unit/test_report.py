@@ -63,8 +63,9 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def no_pdf(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layout of a PDF takes seconds; tests of the words don't need one."""
+    """Layout of a PDF takes seconds, and so do figures; tests of the words need neither."""
     monkeypatch.setattr(page, "pdf", lambda html: b"")
+    monkeypatch.setattr(style, "save", lambda module, tables, folder: [])
 
 
 def report(root: Path, folders: Iterable[Path], config: dict[str, Any], name: str = "r") -> dict[str, Path]:

@@ -6,19 +6,24 @@ import contextlib
 import errno
 import json
 import os
+from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scripted_server import Exchange, ScriptedServer
 
 from kvladder.config.experiment import plan, validate
 from kvladder.config.stack import StackConfig, StackStamp
-from kvladder.config.traffic import PassPlan
+from kvladder.config.traffic import PassPlan, Request
+from kvladder.counters.drain import Drain
+from kvladder.load import Target
 from kvladder.serving.errors import ServerFailed
 from kvladder.trial import runner
-from kvladder.trial.session import Job, Stack
+from kvladder.trial.session import Job, Say, Stack
 
 CONFIG = validate(
     {
@@ -100,9 +105,9 @@ METRICS_DIED = (
 def test_an_engine_that_lives_and_streams_nothing(tmp_path: Path, log: str, reason: str) -> None:
     """C2b: /health answers, every stream stalls: the log's own line is the reason, after the stall deadline."""
     (tmp_path / "engine.log").write_text(log, encoding="utf-8")
-    engine = SimpleNamespace(spec=SimpleNamespace(log=tmp_path / "engine.log"))
     session: Any = SimpleNamespace(
-        group=SimpleNamespace(named=lambda name: engine), failed=lambda reason: ServerFailed("engine", reason, tmp_path)
+        contexts=[SimpleNamespace(log=tmp_path / "engine.log")],
+        failed=lambda reason, engine: ServerFailed("engine", reason, tmp_path),
     )
     stalled = SimpleNamespace(status="failed", error="no byte for 1.5 s")
     whole: Any = SimpleNamespace(records=[stalled, SimpleNamespace(status="ok", error=None)])
@@ -112,3 +117,30 @@ def test_an_engine_that_lives_and_streams_nothing(tmp_path: Path, log: str, reas
     with pytest.raises(ServerFailed) as caught:
         runner._Run._check_served(session, plan, nothing)
     assert caught.value.reason == reason
+
+
+def test_a_pass_is_sent_by_as_many_processes_as_asked_for_and_possible(tmp_path: Path, job: Job) -> None:
+    several = validate(CONFIG.model_dump(exclude_unset=True) | {"load": {"processes": 2}})
+    said: list[str] = []
+    busy = replace(job, config=several, write=said.append)
+    trial = plan(several)[0]
+    run = runner._Run(busy, trial, runner.Attempt(busy, trial.setup, "n", tmp_path, Say("plain", said.append)))
+    wave = [Request(index, f"p{index}", array("I", [index, 5]), 1) for index in range(6)]
+    with ScriptedServer(Exchange.answer) as server:
+        session: Any = SimpleNamespace(
+            snapshot=lambda label: None,
+            group=SimpleNamespace(check_alive=lambda: None),
+            drain=lambda engine: Drain(None, None),
+            targets=[Target("127.0.0.1", server.port, "m")],
+        )
+        for concurrency in (4, 1):
+            assert run._pass(session, PassPlan("repeat", "warm", 2, concurrency, wave), None).failed == 0
+    wide, single = run.passes
+    assert wide.client_process_cpu_ns is not None and len(wide.client_process_cpu_ns) == 2
+    assert wide.client_cpu_ns == sum(wide.client_process_cpu_ns)
+    assert single.client_process_cpu_ns is None and single.client_cpu_ns is not None
+    assert (
+        [line for line in said if "client processes" in line]
+        == [line for line in said if line.endswith("repeat/warm/2: client processes: 1, for the pass allows no more")]
+        != []
+    )

@@ -432,7 +432,12 @@ def write_trial(
             for place, name in enumerate(("engine", *family.side))
         ],
         passes=state.passes,
-        marks={"servers": begin, "ready": begin + 21 * S, "stop": state.clock},
+        marks={
+            "begin": begin,
+            "ready": begin + 21 * S,
+            "warm": begin + 22 * S,
+            **({"measured": state.clock, "stopped": state.clock + S} if failed is None else {}),
+        },
         rss_bytes=1_900_000_000,
         files=files,
     )

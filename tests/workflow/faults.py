@@ -120,6 +120,14 @@ FAULTS = [
         LMCACHE,
     ),
     Fault(
+        "pool-not-shared",
+        "a pool of two engines in which neither finds what the other stored",
+        "invalid",
+        ("hits-as-predicted (sharing)", "cpu 1536 hit; seen: first-hit 1: none hit", "tier-was-used"),
+        "pool-not-shared",
+        LMCACHE,
+    ),
+    Fault(
         "tier-disk-full",
         "a disk that fills up below the tier on disk",
         "invalid",

@@ -3,12 +3,13 @@
 Prompts aren't stored, but which blocks they share is known: a request's ``key`` names its prompt, and a workload says
 which prompts begin alike (`WorkloadConfig.stream`). Everything that went through the servers counts, for it takes room
 in the tiers: the unmeasured warm-up prompt, every pass of every workload, the passes of `right_kv`, and what requests
-generated. What a setup empties before a pass is emptied here.
+generated. What a setup empties before a pass is emptied here. Engines of one trial have one tier together where their
+setup shares its pool, else each its own, in which what another one stored can't be hit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvladder.config import registry
@@ -42,7 +43,8 @@ class PassPrediction:
     """What one pass must hit. Tokens of its requests that came through.
 
     ``hits`` by tier, with requests one after the other; ``overlapping``, with each looked up as it is sent. ``ceiling``
-    is what tiers without limits would give. ``working_set`` is the tokens in different blocks that the pass asks for.
+    is what tiers without limits would give. ``working_set`` is the tokens in different blocks that the pass asks for,
+    of a pool those of the conversations open at a time.
     ``exact``: whether there is one possible answer, because nothing was evicted until its end, or the order of
     everything is known. ``known``: whether the policy of what was evicted is.
     """
@@ -82,7 +84,10 @@ class PassPrediction:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A trial's passes as the oracle sees them, in the order of ``trial.passes``."""
+    """A trial's passes as the oracle sees them, in the order of ``trial.passes``.
+
+    ``sequence`` is what went through the first engine, or all that share its tier, ``groups`` the pass of each access.
+    """
 
     hierarchy: Hierarchy
     passes: list[PassPrediction]
@@ -102,8 +107,10 @@ class Prediction:
         Empty where none does.
         """
         found = {}
+        mine = set(self.groups)
+        hits = [value if number in mine else 0 for number, value in enumerate(measured)]
         for tier in self.hierarchy.tiers:
-            chunks = better_capacity(self.sequence, self.hierarchy, tier.name, self.groups, measured)
+            chunks = better_capacity(self.sequence, self.hierarchy, tier.name, self.groups, hits)
             if chunks is not None:
                 found[tier.name] = chunks * tier.chunk * self.hierarchy.block
         return found
@@ -121,62 +128,80 @@ def predict(trial: TrialRecord, setup: SetupConfig, sent: Mapping[int, Sequence[
     step = trial.effective.details.get("max_num_batched_tokens")
     if isinstance(step, int) and step > 0:
         hierarchy = hierarchy.stepped(step)
-    sent_all = _sequence(trial, setup, sent, block)
-    serial = replay(sent_all.items, hierarchy)
+    engines = range(max((item.engine for item in trial.passes), default=0) + 1)
+    parts = [
+        _sequence(trial, setup, sent, block, together)
+        for together in ([list(engines)] if setup.shares_pool else [[engine] for engine in engines])
+    ]
+    found = {number: each for part in parts for number, each in _predicted(trial, hierarchy, part).items()}
+    passes = [found[number] for number in range(len(trial.passes))]
+    return Prediction(hierarchy, passes, parts[0].items, parts[0].groups)
+
+
+def _predicted(trial: TrialRecord, hierarchy: Hierarchy, part: _Sequence) -> dict[int, PassPrediction]:
+    """The passes of a sequence by their place in ``trial.passes``."""
+    mine = [trial.passes[number] for number in part.numbers]
+    serial = replay(part.items, hierarchy)
     # A replay takes seconds for a million blocks: where two must be alike, one is made.
-    overlapping = serial if _one_by_one(trial.passes) else replay(sent_all.items, hierarchy, overlapping=True)
+    overlapping = serial if _one_by_one(mine) else replay(part.items, hierarchy, overlapping=True)
     lost = any(serial.evicted.values()) or any(serial.refused.values())
-    ceiling = replay(sent_all.items, hierarchy.unbounded()) if lost else serial
-    accesses = [item for item in sent_all.items if isinstance(item, Access)]
-    passes = []
-    for number, (mine, end) in enumerate(zip(sent_all.counted, sent_all.ends, strict=True)):
-        hits, other = (_sum(hierarchy, result, mine) for result in (serial, overlapping))
+    ceiling = replay(part.items, hierarchy.unbounded()) if lost else serial
+    accesses = [item for item in part.items if isinstance(item, Access)]
+    passes = {}
+    for place, (number, places, end) in enumerate(zip(part.numbers, part.counted, part.ends, strict=True)):
+        hits, other = (_sum(hierarchy, result, places) for result in (serial, overlapping))
         untouched = min(serial.certain, overlapping.certain) >= end
-        passes.append(
-            PassPrediction(
-                hits=hits,
-                overlapping=other,
-                ceiling=_sum(hierarchy, ceiling, mine),
-                prompt_tokens=sum(accesses[place].tokens for place in mine),
-                working_set=working_set((accesses[place] for place in mine), block),
-                exact=hits == other and (untouched or (hierarchy.known and _one_by_one(trial.passes[: number + 1]))),
-                known=untouched or hierarchy.known,
-            )
+        passes[number] = PassPrediction(
+            hits=hits,
+            overlapping=other,
+            ceiling=_sum(hierarchy, ceiling, places),
+            prompt_tokens=sum(accesses[each].tokens for each in places),
+            working_set=_working_set(mine[place], (accesses[each] for each in places), hierarchy.block),
+            exact=hits == other and (untouched or (hierarchy.known and _one_by_one(mine[: place + 1]))),
+            known=untouched or hierarchy.known,
         )
-    return Prediction(hierarchy, passes, sent_all.items, sent_all.groups)
+    return passes
 
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """All that went through the servers. ``groups`` is the pass of each access, -1 for the warm-up's; ``counted`` are
-    the accesses of each pass that came through; ``ends`` the number of items up to each pass's end."""
+    """All that went through engines with one tier. ``numbers`` are their passes' places in ``trial.passes``; ``groups``
+    is the pass of each access, -1 for the warm-up's; ``counted`` are the accesses of each pass that came through;
+    ``ends`` the number of items up to each pass's end."""
 
     items: list[Access | Reset]
     groups: list[int]
+    numbers: list[int]
     counted: list[list[int]]
     ends: list[int]
 
 
 def _sequence(
-    trial: TrialRecord, setup: SetupConfig, sent: Mapping[int, Sequence[RequestRecord]], block: int
+    trial: TrialRecord,
+    setup: SetupConfig,
+    sent: Mapping[int, Sequence[RequestRecord]],
+    block: int,
+    engines: Sequence[int],
 ) -> _Sequence:
     blocks = _Blocks(trial, block)
-    items = list(_warm_up(trial, setup, sent, blocks))
+    items = [item for engine in engines for item in _warm_up(trial, setup, sent, blocks, engine)]
     groups = [-1 for item in items if isinstance(item, Access)]
-    counted: list[list[int]] = [[] for _ in trial.passes]
+    numbers = [number for number, item in enumerate(trial.passes) if item.engine in engines]
+    counted: list[list[int]] = []
     ends = []
-    for number, item in enumerate(trial.passes):
+    for number in numbers:
         # Also where nothing is emptied: a pass begins when the one before it is over.
-        items.append(Reset(setup.reset_before(item.name) or "nothing"))
+        items.append(Reset(setup.reset_before(trial.passes[number].name) or "nothing"))
+        counted.append([])
         for request in sent.get(number, []):
             if request.send_ns is None:
                 continue
             if request.status == "ok":
-                counted[number].append(len(groups))
+                counted[-1].append(len(groups))
             items.append(blocks.access(request))
             groups.append(number)
         ends.append(len(items))
-    return _Sequence(items, groups, counted, ends)
+    return _Sequence(items, groups, numbers, counted, ends)
 
 
 def capacities(trial: TrialRecord, setup: SetupConfig) -> dict[str, int]:
@@ -228,9 +253,9 @@ class _Blocks:
 
 
 def _warm_up(
-    trial: TrialRecord, setup: SetupConfig, sent: Mapping[int, Sequence[RequestRecord]], blocks: _Blocks
+    trial: TrialRecord, setup: SetupConfig, sent: Mapping[int, Sequence[RequestRecord]], blocks: _Blocks, engine: int
 ) -> Iterator[Access | Reset]:
-    """The prompt that every trial sends twice before anything is measured, as long as the longest of its workloads'."""
+    """The prompt that every engine gets twice before anything is measured, as long as the longest of the workloads'."""
     workloads = trial.config.get("workloads", {})
     lengths = [
         (request.prompt_tokens + request.asked_tokens, request.prompt_tokens)
@@ -241,11 +266,17 @@ def _warm_up(
     if not lengths:
         return
     whole, tokens = max(lengths)
-    output = blocks.output(_WARM_UP, "p0", tokens, whole - tokens)
+    key = f"p{engine}"
+    output = blocks.output(_WARM_UP, key, tokens, whole - tokens)
     for time in (0, 1):
         what = setup.reset_before("first-hit" if time else "cold")
         yield Reset(what or "nothing")
-        yield Access(blocks.chain(_WARM_UP, "p0", tokens), tokens, output=output, sent=time, first=time, end=time)
+        yield Access(blocks.chain(_WARM_UP, key, tokens), tokens, output=output, sent=time, first=time, end=time)
+
+
+def _working_set(item: PassRecord, accesses: Iterable[Access], block: int) -> int:
+    """Conversations that are over aren't asked for again: what counts are those open at a time."""
+    return working_set(accesses, block) if item.pool is None else item.pool.size * item.pool.tokens
 
 
 def _one_by_one(passes: Sequence[PassRecord]) -> bool:

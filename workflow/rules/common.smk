@@ -17,7 +17,7 @@ from kvladder.plan.parent import WORKFLOW_PID
 from kvladder.provenance.host import describe_host
 from kvladder.serving.errors import PortInUse
 from kvladder.serving.ports import check_free
-from kvladder.stack import paths
+from kvladder.stack import paths, variants
 
 # Config files are read here and not by `configfile:`, which lets a duplicate key win silently, takes 1e9 for a string,
 # and would mix the default experiment into every other one.
@@ -29,6 +29,7 @@ try:
     STACK_FOLDER = paths.find(EXPERIMENT.stack)
     STACK = stacks.load(STACK_FOLDER)
     STACK_FILES = paths.definition_files(STACK_FOLDER, STACK)
+    variants.check(EXPERIMENT, STACK)
     BUDGET_S = estimate.budget(EXPERIMENT.budget_s)
 except (ConfigError, ValueError) as problem:
     # One message, no trace-back; nothing has been started.
@@ -43,7 +44,7 @@ PYTHON = sys.executable
 RESULTS = Path("results", EXPERIMENT.experiment)
 PLAN = plan(EXPERIMENT)
 FOLDED = EXPERIMENT.start == "folded"
-GPUS = 1 if STACK.device == "cuda" else 0
+GPUS = EXPERIMENT.engine.tensor_parallel if STACK.device == "cuda" else 0
 # Trials don't share their cores with other jobs, whatever --cores says; a command line's --resources would replace the
 # profile's cap on `host`, so the cap is set here as well.
 TRIAL_THREADS = max(1, (workflow.resource_settings.cores or 1) // EXPERIMENT.host_slots)
@@ -71,6 +72,7 @@ OWN_VERDICT = "results/{experiment}/trials/{setup}/{suite}/r{repeat}-{run}/own-v
 VERDICT = "results/{experiment}/trials/{setup}/{suite}/r{repeat}-{run}/verdict.json"
 BLOCK = "results/{experiment}/blocks/{suite}/r{repeat}-{block}.json"
 ROOFLINES = "results/{experiment}/rooflines/{host}.json"
+CAPTURE = "results/{experiment}/timelines/captures/{setup}/capture.json"
 HOST = describe_host([]).host_id
 TABLE_NAMES = (
     "trials",
@@ -84,6 +86,13 @@ TABLE_NAMES = (
     "oracle",
     "parity",
     "limits",
+    "pcie_trace",
+    "pcie_bytes",
+    "held",
+    "sharing",
+    "ladder",
+    "turns",
+    "cliffs",
     "rooflines",
 )
 TABLE = [f"results/{{experiment}}/tables/{name}.{ending}" for name in TABLE_NAMES for ending in ("parquet", "csv")]
@@ -169,23 +178,35 @@ def start_record(wildcards):
 
 @cache
 def code_of_setup(setup, suite=None):
-    """Modules that make raw data of a setup: the same for every repeat, so looked for once."""
-    return bringup.code_of_setup(EXPERIMENT, setup, suite)
+    """Modules that make raw data of a setup, as shown, and their digest: the same for every repeat, so made once."""
+    modules = bringup.code_of_setup(EXPERIMENT, setup, suite)
+    return [shown(path) for path in modules], digest.digest(modules, paths.ROOT)
 
 
 def measuring_code(wildcards):
     """Modules that make a job's raw data; their content counts, not their time."""
-    return ancient([shown(path) for path in code_of_setup(wildcards.setup, wildcards.get("suite"))])
+    modules, _ = code_of_setup(wildcards.setup, wildcards.get("suite"))
+    return ancient(modules)
 
 
 def code_digest(wildcards):
     """Content of `measuring_code`, without comments and formatting."""
-    return digest.digest(code_of_setup(wildcards.setup, wildcards.suite), paths.ROOT)
+    _, content = code_of_setup(wildcards.setup, wildcards.suite)
+    return content
 
 
 def code_of(*names):
     """Folders and modules of the library that a later stage runs."""
     return [shown(path) for path in digest.source_files(*names)]
+
+
+def newest(files):
+    """The file that was changed last: where it isn't newer than an output, none of them is.
+
+    For rules that have a job a trial: each input costs snakemake a tenth of a millisecond, and there are thousands of
+    jobs. Which files there are belongs to the rule's `params`, so that one that is gone counts.
+    """
+    return max(files, key=lambda path: (os.stat(path).st_mtime_ns, path))
 
 
 BLOCKS = {}

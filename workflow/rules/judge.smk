@@ -7,7 +7,9 @@ JUDGING = (
     "stats/oracle.py",
     "stats/logprobs.py",
     "config/rooflines.py",
+    "stack/variants.py",
 )
+JUDGING_CODE = code_of("judge.py", "gates", *JUDGING)
 
 
 rule judge:
@@ -20,13 +22,14 @@ rule judge_trial:
     input:
         trial=TRIAL,
         rooflines=KNOWN_ROOFLINES,
-        code=code_of("judge.py", "gates", *JUDGING),
+        code=newest(JUDGING_CODE),
     output:
         OWN_VERDICT,
     log:
         "logs/judge_trial/{experiment}/{setup}/{suite}/r{repeat}-{run}.log",
     params:
         gates=lookup(within=config, dpath="gates"),
+        modules=digest.of_names(JUDGING_CODE),
     message:
         "judge {wildcards.setup}, {wildcards.suite}, repeat {wildcards.repeat}"
     script:
@@ -38,13 +41,14 @@ rule judge_block:
     input:
         trials=of_block(TRIAL),
         verdicts=of_block(OWN_VERDICT),
-        code=code_of("judge.py", "gates", *JUDGING),
+        code=newest(JUDGING_CODE),
     output:
         BLOCK,
     log:
         "logs/judge_block/{experiment}/{suite}/r{repeat}-{block}.log",
     params:
         gates=lookup(within=config, dpath="gates"),
+        modules=digest.of_names(JUDGING_CODE),
     message:
         "judge {wildcards.suite}, repeat {wildcards.repeat}, across setups"
     script:

@@ -9,7 +9,7 @@ rule measure_rooflines:
     input:
         script=ancient(program("measure_rooflines.py")),
         stamp=ancient(STAMP),
-        code=ancient(code_of("probes/ceilings.py", "probes/rooflines.py")),
+        code=ancient(code_of("probes/ceilings.py", "probes/rooflines.py", "probes/transfer_engine.py")),
     output:
         ROOFLINES,
     log:

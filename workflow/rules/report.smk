@@ -8,7 +8,7 @@ rule write_report:
     input:
         tables=TABLE,
         figures=of_experiment(FIGURE, figure=FIGURES),
-        code=code_of("report", "figures", "tables", "stats"),
+        code=code_of("report", "figures", "tables", "stats", "config/references.py", "config/pitfalls.py"),
     output:
         html=REPORT[0],
         pdf=REPORT[1],

@@ -13,7 +13,7 @@ def work(job: Job) -> None:
     """Run the measurement under the stack's interpreter, which has torch, with the machine to itself."""
     stack = Stack.load(job.stack_folder, job.stamp_path)
     with lease(int(stack.config.device == "cuda"), holder="rooflines", progress=job.say) as held:
-        job.say("rooflines: device, host memory, loopback, disk")
+        job.say("rooflines: device, host memory, loopback, disk, transfer engine")
         env = {**stack.env, **held.env}
         record = measure(job.config, stack.python, stack.config.device, env, held.devices, job.results)
         for problem in record.problems:

@@ -30,6 +30,8 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from kvladder_engine_plugin.marks import marks
+
 
 class HostTieringOffloadingSpec(TieringOffloadingSpec):
     """``TieringOffloadingSpec`` whose worker copies between two host buffers."""
@@ -133,6 +135,7 @@ class HostCopyWorker(OffloadingWorker):
         block_ids = iter(blocks.block_ids.tolist())
         chunk_ids = iter(cast(BlockIDsLoadStoreSpec, chunks).block_ids.tolist())
         copied = 0
+        began = time.monotonic_ns()
         start = time.perf_counter()
         for layers, size, first in zip(self._groups, blocks.group_sizes, blocks.block_indices, strict=True):
             chunk = -1
@@ -154,4 +157,8 @@ class HostCopyWorker(OffloadingWorker):
                     else:
                         memmove(cache_at, region_at, page)
                     copied += page
-        return TransferResult(job_id, True, copied, time.perf_counter() - start)
+        taken = time.perf_counter() - start
+        log = marks()
+        if log is not None:
+            log.write("copy-store" if store else "copy-load", began, time.monotonic_ns(), bytes=copied)
+        return TransferResult(job_id, True, copied, taken)

@@ -49,7 +49,7 @@ def run(cell: BenchCell, binary: Path, folder: Path) -> CellRecord:
     version = client.version
     server_cores, client_cores = assign(sorted(os.sched_getaffinity(0)), cell.cores)
     shared = not set(server_cores).isdisjoint(client_cores)
-    schedule = Schedule(cell.ttft_ms, cell.itl_ms, cell.fault, 0 if shared else cell.spin_us, cell.echo)
+    schedule = Schedule(cell.ttft_ms, cell.itl_ms, cell.fault, 0 if shared else cell.spin_us)
     folder.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="kvladder-bench-") as scratch,

@@ -180,7 +180,7 @@ def _beside(rows: list[Row]) -> Paragraph | None:
     """Every client at the one point that says most."""
     levels: dict[tuple[int, int], list[Row]] = {}
     for row in rows:
-        if row["kind"] == "schedule" and row["cores"] == 1 and row["echo"] and row["ttft_bias_p50_ms"] is not None:
+        if row["kind"] == "schedule" and row["cores"] == 1 and row["ttft_bias_p50_ms"] is not None:
             levels.setdefault((row["prompt_tokens"], row["concurrency"]), []).append(row)
     if not levels:
         return None
@@ -261,11 +261,11 @@ def _values(row: Row, columns: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _points(rows: list[Row]) -> list[Row]:
-    """One table a prompt length (and echo), grouped by level; a client that gave no result says why."""
-    found: dict[tuple[int, bool], dict[int, list[Row]]] = {}
+    """One table a prompt length, grouped by level; a client that gave no result says why."""
+    found: dict[int, dict[int, list[Row]]] = {}
     for row in sorted(rows, key=lambda row: (row["cores"], _rank(row), row["repeat"])):
         if row["kind"] == "schedule":
-            levels = found.setdefault((row["prompt_tokens"], row["echo"]), {})
+            levels = found.setdefault(row["prompt_tokens"], {})
             share = None if row["held_share"] is None else row["held_share"] * 100
             values = [*_values(row, _MS), significant(share), *_values(row, _COST), f"{row['paired']:,}"]
             line = {"label": _label(row, rows), "own": row["client"] == OWN, "values": values, "note": _trouble(row)}
@@ -273,11 +273,11 @@ def _points(rows: list[Row]) -> list[Row]:
     columns = [*(title for _, title in _MS), "Held, %", *(title for _, title in _COST), "Requests"]
     return [
         {
-            "title": f"Prompts of {length:,} ids" + ("" if echo else ", not sent back"),
+            "title": f"Prompts of {length:,} ids",
             "columns": columns,
             "levels": sorted(levels.items()),
         }
-        for (length, echo), levels in sorted(found.items(), key=lambda item: (item[0][0], not item[0][1]))
+        for length, levels in sorted(found.items())
     ]
 
 
@@ -369,6 +369,10 @@ def _limits(rows: list[Row]) -> list[str]:
         "This project's own client reports the CPU time of its pass; the others' is sampled ten times a second from "
         "outside and interpolated between samples.",
     ]
+    if any(row["client"] == OWN and row["cores"] > 1 for row in rows):
+        found.append(
+            "On several cores this project's own client runs a process on each; the others run as many as they like."
+        )
     if any(row["shared_core"] for row in rows):
         found.append(
             "Clients on as many cores as the machine has share one with the server, which is late because of them; its "

@@ -99,9 +99,8 @@ struct timer {
 static struct {
     int64_t ttft, itl, spin;
     enum fault fault;
-    bool echo;
     const char *log;
-} option = {.ttft = 50000000, .itl = 10000000, .echo = true};
+} option = {.ttft = 50000000, .itl = 10000000};
 
 static int poller, listener;
 static struct request **requests;
@@ -317,7 +316,7 @@ static void put_event(struct request *r, int count, bool last) {
         for (int i = 0; i < count; i++)
             putf("%s%lld", i ? "," : "", r->sent + i == 0 ? (long long)r->number : 1LL);
         put("]", 1);
-        if (option.echo && r->sent == 0 && count > 0) {
+        if (r->sent == 0 && count > 0) {
             /* As vLLM does for return_token_ids: the prompt's ids come back, here as they were written. */
             struct connection *c = r->connection;
             const char *body = c->in + c->head_bytes;
@@ -719,15 +718,13 @@ static int64_t microseconds(const char *name, const char *text) {
 int main(int argc, char **argv) {
     static const struct option names[] = {{"ttft-us", 1, NULL, 't'}, {"itl-us", 1, NULL, 'i'},
                                           {"spin-us", 1, NULL, 's'}, {"fault", 1, NULL, 'f'},
-                                          {"no-echo", 0, NULL, 'n'}, {"log", 1, NULL, 'l'},
-                                          {NULL, 0, NULL, 0}};
+                                          {"log", 1, NULL, 'l'},     {NULL, 0, NULL, 0}};
     int choice;
     while ((choice = getopt_long(argc, argv, "", names, NULL)) != -1) {
         switch (choice) {
         case 't': option.ttft = microseconds("ttft-us", optarg); break;
         case 'i': option.itl = microseconds("itl-us", optarg); break;
         case 's': option.spin = microseconds("spin-us", optarg); break;
-        case 'n': option.echo = false; break;
         case 'l': option.log = optarg; break;
         case 'f':
             for (option.fault = NONE; option.fault < FAULTS; option.fault++)

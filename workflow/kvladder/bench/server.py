@@ -52,20 +52,18 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What the server is told to do; see ``server.c`` for the faults. ``echo``: send prompt ids back where asked to."""
+    """What the server is told to do; see ``server.c`` for the faults."""
 
     ttft_ms: float
     itl_ms: float
     fault: Fault = "none"
     spin_us: float = 0
-    echo: bool = True
 
     @property
     def arguments(self) -> list[str]:
         """Command line."""
         arguments = ["--ttft-us", f"{self.ttft_ms * 1000:g}", "--itl-us", f"{self.itl_ms * 1000:g}"]
-        arguments += ["--spin-us", f"{self.spin_us:g}", "--fault", self.fault]
-        return arguments if self.echo else [*arguments, "--no-echo"]
+        return [*arguments, "--spin-us", f"{self.spin_us:g}", "--fault", self.fault]
 
 
 def build(binary: Path) -> None:

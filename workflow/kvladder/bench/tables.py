@@ -30,7 +30,6 @@ CELLS: dict[str, Any] = {
     "cores": pl.Int64,
     "shared_core": pl.Boolean,
     "prompt_tokens": pl.Int64,
-    "echo": pl.Boolean,
     "concurrency": pl.Int64,
     "repeat": pl.Int64,
     "requests": pl.Int64,
@@ -143,7 +142,7 @@ def build(folders: Iterable[Path], goals: BenchGoals, out: Path) -> None:
 
 
 def _order(row: Row) -> tuple[Any, ...]:
-    columns = ("kind", "prompt_tokens", "concurrency", "echo", "cores", "client", "repeat")
+    columns = ("kind", "prompt_tokens", "concurrency", "cores", "client", "repeat")
     return ("schedule rate".find(row["kind"]) < 0, *(row[column] for column in columns))
 
 
@@ -160,8 +159,7 @@ def _row(folder: Path, record: CellRecord) -> Row:
     requests = pl.read_parquet(folder / "requests.parquet").sort("arrival_ns", "number")
     cell = record.cell
     own = {
-        name: getattr(cell, name)
-        for name in ("client", "cores", "prompt_tokens", "echo", "concurrency", "repeat", "requests")
+        name: getattr(cell, name) for name in ("client", "cores", "prompt_tokens", "concurrency", "repeat", "requests")
     }
     return {
         "kind": cell.kind,
@@ -337,7 +335,7 @@ def _goal(
 
 def place(row: Row) -> str:
     """A cell's point in words: ``16 in flight, 1,000 ids``."""
-    return f"{row['concurrency']} in flight, {row['prompt_tokens']:,} ids{'' if row['echo'] else ', no echo'}"
+    return f"{row['concurrency']} in flight, {row['prompt_tokens']:,} ids"
 
 
 COMPARED = {
@@ -373,7 +371,7 @@ class Comparison:
 def comparisons(rows: Sequence[Row]) -> list[Comparison]:
     """Every value of `COMPARED` that a peer and the own client both have at a point."""
     found = []
-    points = ("kind", "prompt_tokens", "echo", "concurrency", "cores", "repeat")
+    points = ("kind", "prompt_tokens", "concurrency", "cores", "repeat")
     own = {tuple(row[p] for p in points): row for row in rows if row["client"] == OWN}
     for row in rows:
         ours = own.get(tuple(row[p] for p in points))
@@ -424,7 +422,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
     ]
     for row in rows:
         cells = [
-            f"{row['prompt_tokens']:,}{'' if row['echo'] else ', no echo'}",
+            f"{row['prompt_tokens']:,}",
             str(row["concurrency"]),
             f"{row['client']} {row['version']}",
             f"{row['cores']}{' (one shared with the server)' if row['shared_core'] else ''}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationInfo
 
 _UNITS = {
     "": 1,
@@ -43,6 +43,32 @@ def parse_size(value: Any) -> Any:
 
 Bytes = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
 """A size in bytes; accepts ``8GiB`` style strings."""
+
+POOL_BYTES = "kv_pool_bytes"
+"""Key of the validation context under which the device pool's size stands."""
+
+
+def tier_size(value: Any, info: ValidationInfo) -> Any:
+    """Turn ``{gpu: 2.0}`` into bytes; anything else is a size as `parse_size` takes it.
+
+    Raises ValueError for another mapping, and where the device pool's size isn't in the validation context.
+    """
+    if not isinstance(value, dict):
+        return parse_size(value)
+    times = value.get("gpu")
+    if list(value) != ["gpu"] or not isinstance(times, int | float) or isinstance(times, bool) or not times > 0:
+        raise ValueError("a tier's size is a size in bytes, or `{gpu: X}`: X times the device pool, X above 0")
+    pool = (info.context or {}).get(POOL_BYTES)
+    if pool is None:
+        raise ValueError(
+            "the device pool's bytes aren't known here: set engine.kv_pool_bytes, or engine.kv_pool_blocks with "
+            "engine.block_size and model.shape"
+        )
+    return round(times * pool)
+
+
+TierBytes = Annotated[int, BeforeValidator(tier_size), Field(ge=0)]
+"""The size of a tier in bytes; ``{gpu: 2.0}`` is twice the device pool, in numbers once the configuration is read."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._+-]{0,98}[A-Za-z0-9+])?$", strict=True)]
 """A name that becomes a folder and a wildcard: letters, digits, ``. _ + -``, starting with a letter or digit; ≤ 100."""

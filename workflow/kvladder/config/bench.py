@@ -39,7 +39,11 @@ class BenchBlock(Strict):
     """A cross product of clients, cores, prompt lengths and levels of concurrency."""
 
     clients: list[Client] = Field(min_length=1, description="Load clients.")
-    cores: list[Count] = Field(default=[1], min_length=1, description="Cores that a client and all its processes get.")
+    cores: list[Count] = Field(
+        default=[1],
+        min_length=1,
+        description="Cores that a client and all its processes get; the own client runs a process on each.",
+    )
     prompt_tokens: list[Count] = Field(default=[1000], min_length=1, description="Prompt lengths in token ids.")
     concurrency: list[Count] = Field(min_length=1, description="Requests in flight.")
     steady_requests: int = Field(
@@ -49,9 +53,6 @@ class BenchBlock(Strict):
     ttft_ms: float = Field(default=50, ge=0, description="Scripted time from the request read to the first token.")
     itl_ms: float = Field(default=10, ge=0, description="Scripted time between tokens.")
     output_tokens: int = Field(default=16, ge=1, description="Tokens of an answer, one a chunk.")
-    echo: bool = Field(
-        default=True, description="Send a prompt's ids back in the first chunk to a client that asks, as vLLM does."
-    )
     timeout_s: float = Field(
         default=240, gt=0, description="A client that isn't done by then is stopped, and it shows."
     )
@@ -96,7 +97,6 @@ class BenchCell(Strict):
     ttft_ms: float
     itl_ms: float
     output_tokens: int
-    echo: bool
     timeout_s: float
     seed: int
     spin_us: float
@@ -174,7 +174,6 @@ def plan(config: BenchConfig) -> list[BenchCell]:
                                     ttft_ms=block.ttft_ms,
                                     itl_ms=block.itl_ms,
                                     output_tokens=block.output_tokens,
-                                    echo=block.echo,
                                     timeout_s=block.timeout_s,
                                     seed=config.seed,
                                     spin_us=config.spin_us,

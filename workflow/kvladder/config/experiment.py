@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +17,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from kvladder.config import registry
-from kvladder.config.base import Bytes, Name, Strict
+from kvladder.config.base import POOL_BYTES, Bytes, Name, Strict
+from kvladder.config.references import REFERENCES
 from kvladder.config.traffic import RIGHT_KV
 from kvladder.config.yaml import ConfigError, problems
 
@@ -83,7 +85,8 @@ class EngineConfig(_Finite):
 
     max_model_len: int = Field(ge=16, description="Longest prompt plus output, in tokens.")
     kv_pool_bytes: Bytes | None = Field(
-        default=None, description="Device KV pool in bytes (--kv-cache-memory-bytes): fixed, so equal in every setup."
+        default=None,
+        description="Device KV pool of each GPU in bytes (--kv-cache-memory-bytes): fixed, so equal in every setup.",
     )
     kv_pool_blocks: int | None = Field(
         default=None,
@@ -91,6 +94,9 @@ class EngineConfig(_Finite):
         description="Device KV pool in blocks (--num-gpu-blocks-override) where bytes aren't enough.",
     )
     block_size: int | None = Field(default=None, ge=1, description="KV block in tokens; unset: the engine's default.")
+    tensor_parallel: int = Field(
+        default=1, ge=1, description="GPUs that share the model (--tensor-parallel-size); a trial holds as many."
+    )
     max_num_seqs: int = Field(default=64, ge=1, description="Requests the scheduler runs at once.")
     max_num_batched_tokens: int | None = Field(default=None, ge=1, description="Tokens a scheduler step may take.")
     cpu_threads: str | None = Field(
@@ -109,15 +115,40 @@ class EngineConfig(_Finite):
         default=30, gt=0, description="Patience with a server that has been asked to stop, in seconds."
     )
 
+    def pool_bytes(self, model: ModelConfig) -> int | None:
+        """Device pool in bytes over all GPUs as far as the configuration says; None where only the engine knows."""
+        if self.kv_pool_blocks is None:
+            return None if self.kv_pool_bytes is None else self.kv_pool_bytes * self.tensor_parallel
+        per_token = None if model.shape is None else kv_bytes_per_token(model.shape, model.dtype)
+        if self.block_size is None or per_token is None:
+            return None
+        return self.kv_pool_blocks * self.block_size * per_token
+
 
 class LoadConfig(_Finite):
-    """Deadlines of the client and of the drain between passes, in seconds."""
+    """The client: its processes, its deadlines and that of the drain between passes, in seconds."""
 
     connect_s: float = Field(default=10, gt=0, description="Deadline to open a connection.")
     request_s: float = Field(default=600, gt=0, description="Deadline of one request, first byte to last.")
     stall_s: float = Field(default=120, gt=0, description="Longest silence in a stream.")
     drain_s: float = Field(default=60, gt=0, description="Longest wait for store traffic to go flat.")
     quiet_s: float = Field(default=0.5, gt=0, description="How long store traffic must be flat to count as drained.")
+    processes: int = Field(
+        default=1,
+        ge=1,
+        description="Client processes, for loads that one core can't send. Passes of conversations, and those that "
+        "ramp up or have a deadline, are sent by one all the same.",
+    )
+    cores: list[Annotated[int, Field(ge=0)]] = Field(
+        default_factory=list,
+        description="Cores that client processes are pinned to, one each; none: the scheduler places them.",
+    )
+
+    @model_validator(mode="after")
+    def _a_core_each(self) -> LoadConfig:
+        if self.cores and not len(self.cores) == len(set(self.cores)) == self.processes:
+            raise ValueError(f"cores: {self.processes} client processes need as many different cores, not {self.cores}")
+        return self
 
 
 class GateConfig(_Finite):
@@ -188,6 +219,20 @@ class RightKvConfig(Strict):
     )
 
 
+class TimelineConfig(_Finite):
+    """Captures for timelines: a cold pass, the first hit and one later hit of each workload, under a profiler, on
+    servers of their own."""
+
+    workloads: list[Name] = Field(min_length=1, description="Workloads to capture, by name.")
+    setups: list[Name] | None = Field(default=None, description="Setups to capture; unset: all.")
+    profiler: Literal["auto", "nsys", "torch"] = Field(
+        default="auto",
+        description="nsys: Nsight Systems, every process on the GPU. torch: torch's profiler in the engine's workers. "
+        "auto: nsys where it is found on a machine with a GPU, else torch.",
+    )
+    deadline_s: float = Field(default=60, gt=0, description="Longest wait for a profiler to write its file.")
+
+
 class ExperimentConfig(_Finite):
     """A whole config file."""
 
@@ -214,7 +259,7 @@ class ExperimentConfig(_Finite):
     suites: dict[Name, list[Name]] | None = Field(
         default=None, description="Workloads that share one server lifetime, in order; unset: each is its own suite."
     )
-    load: LoadConfig = Field(default_factory=LoadConfig, description="Client deadlines.")
+    load: LoadConfig = Field(default_factory=LoadConfig, description="The client.")
     gates: GateConfig = Field(default_factory=GateConfig, description="Validity checks.")
     right_kv: RightKvConfig | None = Field(
         default_factory=RightKvConfig,
@@ -222,6 +267,13 @@ class ExperimentConfig(_Finite):
         "null: none.",
     )
     probe_interval_s: float = Field(default=0.5, gt=0, description="Distance of host and device samples.")
+    compare_with: str | None = Field(
+        default=None,
+        description="Published table that the report shows beside what was measured here: `vllm-offload-bench`.",
+    )
+    timelines: TimelineConfig | None = Field(
+        default=None, description="What `snakemake timelines` captures; unset: nothing. No part of any trial."
+    )
 
     @field_validator("experiment")
     @classmethod
@@ -230,12 +282,22 @@ class ExperimentConfig(_Finite):
             raise ValueError("'published' is the folder of published results: take another name")
         return name
 
+    @field_validator("compare_with")
+    @classmethod
+    def _published(cls, name: str | None) -> str | None:
+        if name is not None and name not in REFERENCES:
+            raise ValueError(f"no published table {name!r}; there is: {', '.join(REFERENCES)}")
+        return name
+
     @field_validator("setups", "workloads", mode="before")
     @classmethod
     def _by_kind(cls, value: Any, info: Any) -> Any:
         if not isinstance(value, dict):
             raise ValueError("expected a mapping of names to settings")
-        return {name: _entry(info.field_name, name, entry) for name, entry in value.items()}
+        # Missing where the engine's own settings are wrong, which is said then.
+        engine, model = info.data.get("engine"), info.data.get("model")
+        pool = engine.pool_bytes(model) if engine is not None and model is not None else None
+        return {name: _entry(info.field_name, name, entry, {POOL_BYTES: pool}) for name, entry in value.items()}
 
     @model_validator(mode="after")
     def _fits(self) -> ExperimentConfig:
@@ -250,6 +312,7 @@ class ExperimentConfig(_Finite):
                     f"engine.max_model_len is {self.engine.max_model_len}"
                 )
             self._pool_holds(name, workload.longest_prompt())
+            self._tier_has_one_size(name, workload.sized_by)
         if RIGHT_KV in self.workloads:
             raise ValueError(f"workloads.{RIGHT_KV}: the name is taken by the passes of `right_kv`: use another")
         self._right_kv_fits()
@@ -261,9 +324,24 @@ class ExperimentConfig(_Finite):
                     )
             if not names or len(set(names)) != len(names):
                 raise ValueError(f"suites.{suite}: name each workload once, at least one")
+        self._timelines_fit()
         if self.baseline not in self.setups:
             raise ValueError(f"baseline: {self.baseline!r} is no setup; setups are: {', '.join(self.setups)}")
         return self
+
+    def _timelines_fit(self) -> None:
+        if self.timelines is None:
+            return
+        for key, names, known in (
+            ("workloads", self.timelines.workloads, self.workloads),
+            ("setups", self.timelines.setups or [], self.setups),
+        ):
+            for name in names:
+                if name not in known:
+                    raise ValueError(f"timelines.{key}: unknown {name!r}; {key} are: {', '.join(known)}")
+        several = [name for name in self.timelines.workloads if self.workloads[name].engines > 1]
+        if several:
+            raise ValueError(f"timelines.workloads: {several[0]!r} needs several engines; captures have one")
 
     def _pool_holds(self, name: str, tokens: int) -> None:
         """A prompt that the device pool can't hold would wait in the scheduler for ever."""
@@ -272,6 +350,15 @@ class ExperimentConfig(_Finite):
             raise ValueError(
                 f"workloads.{name}: one request needs {tokens} tokens of KV, the pool holds {pool}: "
                 "raise engine.kv_pool_*"
+            )
+
+    def _tier_has_one_size(self, name: str, tiers: Collection[str]) -> None:
+        """Every setup gets the same prompts, so how many there are can't follow from a tier that setups differ in."""
+        if "cpu" in tiers and len(self.host_tier_bytes()) != 1:
+            sizes = ", ".join(f"{size} B" for size in sorted(self.host_tier_bytes())) or "none"
+            raise ValueError(
+                f"workloads.{name}: a multiple of the tier in host memory needs one size of it in all setups that "
+                f"have it, so that every setup gets the same prompts; there are: {sizes}"
             )
 
     def _right_kv_fits(self) -> None:
@@ -335,16 +422,29 @@ class ExperimentConfig(_Finite):
 
     def pool_tokens(self) -> int | None:
         """Device pool in tokens as far as the config says; None where only the engine knows."""
-        per_token = self.kv_bytes_per_token()
         if self.engine.kv_pool_blocks is not None:
             return None if self.engine.block_size is None else self.engine.kv_pool_blocks * self.engine.block_size
-        if per_token is None or self.engine.kv_pool_bytes is None:
-            return None
-        return self.engine.kv_pool_bytes // per_token
+        per_token, pool = self.kv_bytes_per_token(), self.engine.pool_bytes(self.model)
+        return None if per_token is None or pool is None else pool // per_token
+
+    def host_tier_bytes(self) -> set[int]:
+        """Sizes of the tiers in host memory of all setups that have one; a pool that follows from it needs just one."""
+        return {size for setup in self.setups.values() if (size := setup.capacity_bytes().get("cpu")) is not None}
 
     def kv_bytes_per_token(self) -> int | None:
         """Bytes of KV that one token takes on one rank group, from the model's shape; None where it can't be known."""
         return None if self.model.shape is None else kv_bytes_per_token(self.model.shape, self.model.dtype)
+
+    def timeline_setups(self) -> list[str]:
+        """Setups that `timelines` captures; empty where it is unset."""
+        if self.timelines is None:
+            return []
+        return list(self.timelines.setups if self.timelines.setups is not None else self.setups)
+
+    def engines(self, suite: str | None = None) -> int:
+        """Engines of one setup that a suite's workloads need at once; the most of all suites where none is given."""
+        names = self.workloads if suite is None else self.suite_map()[suite]
+        return max(int(self.workloads[name].engines) for name in names)
 
     def suite_map(self) -> dict[str, list[str]]:
         """Suites with the default filled in: each workload its own suite."""
@@ -374,11 +474,11 @@ def kv_bytes_per_token(shape: dict[str, Any], dtype: str) -> int | None:
     return int(2 * layers * kv_heads * head_dim * (4 if dtype == "float32" else 2))
 
 
-def _entry(family: Literal["setups", "workloads"], name: str, entry: Any) -> Any:
+def _entry(family: Literal["setups", "workloads"], name: str, entry: Any, context: dict[str, Any]) -> Any:
     if not isinstance(entry, dict) or "kind" not in entry:
         raise ValueError(f"{family}.{name}: needs a `kind`, one of: {', '.join(registry.kinds(family))}")
     try:
-        return registry.load(family, str(entry["kind"])).CONFIG.model_validate(entry)
+        return registry.load(family, str(entry["kind"])).CONFIG.model_validate(entry, context=context)
     except ValidationError as error:
         raise ValueError("; ".join(problems(error, f"{family}.{name}."))) from None
     except ValueError as error:
@@ -463,7 +563,8 @@ def plan(config: ExperimentConfig) -> list[Trial]:
 def start_id(config: ExperimentConfig, setup: str, *content: str) -> str:
     """Eight hex digits: the hash of all that defines how a setup is brought up; ``content`` are hashes of code."""
     dump = config.model_dump(mode="json", by_alias=True, include={"stack", "model", "engine"})
-    return _hash([dump, config.setups[setup].model_dump(mode="json"), *content])
+    several = [config.engines()] if config.engines() > 1 else []
+    return _hash([dump, config.setups[setup].model_dump(mode="json"), *content, *several])
 
 
 def model_id(config: ExperimentConfig) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kvladder.config.base import Record, Strict
-from kvladder.config.traffic import RIGHT_KV
+from kvladder.config.traffic import RIGHT_KV, OrderPolicy, PassName
 
 TrialStatus = Literal["completed", "failed"]
 Decision = Literal["pass", "fail", "not-checked"]
@@ -20,7 +20,7 @@ class RequestRecord(Record):
     """One line of ``<workload>.requests.jsonl``: one request's life cycle as the client saw it."""
 
     workload: str
-    pass_name: Literal["cold", "first-hit", "warm"] = Field(alias="pass")
+    pass_name: PassName = Field(alias="pass")
     round: int = Field(description="Number of the pass inside its workload, from 0; the cold pass is 0.")
     index: int
     key: str = Field(description="Names the prompt; equal in the cold and the warm pass.")
@@ -52,11 +52,19 @@ class RequestRecord(Record):
     anomalies: list[str] = Field(default_factory=list, description="Oddities that are no failure, e.g. 'no [DONE]'.")
 
 
+class PoolRecord(Strict):
+    """The pool of conversations of a pass, with its size in numbers."""
+
+    size: int = Field(description="Conversations open at a time.")
+    tokens: int = Field(description="Tokens of a whole conversation; times the size: the working set.")
+    order: OrderPolicy
+
+
 class PassRecord(Strict):
     """One pass of a trial as the runner saw it; part of ``trial.json``."""
 
     workload: str
-    name: Literal["cold", "first-hit", "warm"]
+    name: PassName
     round: int
     concurrency: int
     requests: int
@@ -77,6 +85,13 @@ class PassRecord(Strict):
         default=None, description="The longest of those with a first token or the end of an answer."
     )
     client_cpu_ns: int | None = Field(default=None, description="CPU time the client took in the pass.")
+    client_process_cpu_ns: list[int] | None = Field(
+        default=None, description="That of each client process; None = there was one, or it wasn't recorded."
+    )
+    engine: int = Field(default=0, ge=0, description="Number of the trial's engine that the pass was sent to.")
+    pool: PoolRecord | None = Field(default=None, description="Set where conversations took turns.")
+    ramp_s: float = Field(default=0, description="Seconds over which requests in flight grew to `concurrency`.")
+    unsent: int = Field(default=0, description="Requests that the pass's deadline kept back; they count as failed.")
     durable_ns: int | None = Field(
         default=None, description="From the pass's end until store traffic was flat; None = never seen flat or no tier."
     )
@@ -110,6 +125,7 @@ class ProbeSample(Record):
     gpu_sm_mhz: int | None = None
     pcie_tx_bytes: int | None = Field(default=None, description="Cumulative, where NVML has the counter.")
     pcie_rx_bytes: int | None = None
+    sampler_cpu_ns: int | None = Field(default=None, description="CPU time that the sampler itself took so far.")
 
 
 class EffectiveConfig(Strict):
@@ -126,6 +142,15 @@ class EffectiveConfig(Strict):
     )
     capacity_tokens: dict[str, int] = Field(default_factory=dict, description="Capacity of each tier in tokens.")
     details: dict[str, Any] = Field(default_factory=dict)
+
+
+class FurtherEngine(Strict):
+    """What was asked of an engine beyond a trial's first, and what it says of itself."""
+
+    connector: dict[str, Any] | None = Field(
+        description="Its --kv-transfer-config: the first one's, but for names and folders of its own."
+    )
+    effective: EffectiveConfig
 
 
 class ServerRecord(Strict):
@@ -183,7 +208,10 @@ class TrialRecord(Record):
     expected: dict[str, Any] = Field(
         description="What the setup expects the engine to report (connector, prefix_caching, tier, kv bytes per token)."
     )
-    effective: EffectiveConfig
+    effective: EffectiveConfig = Field(description="Of the first engine.")
+    further_engines: dict[str, FurtherEngine] = Field(
+        default_factory=dict, description="By server name; empty where the trial has one engine."
+    )
     servers: list[ServerRecord]
     passes: list[PassRecord]
     marks: dict[str, int] = Field(
@@ -281,6 +309,10 @@ class RateClaim(Strict):
     time_ns: int = Field(ge=0)
     link: str | None = Field(default=None, description="Name of the roofline; None: it isn't known what KV moved over.")
     ceiling: float | None = Field(default=None, description="Its fastest measurement, in bytes per second.")
+    bounds: bool = Field(
+        default=True,
+        description="False: a claim shown as percent of a further link of the same way, which is no limit.",
+    )
     why: str | None = Field(default=None, description="Why the ceiling decides nothing; None: it does.")
 
     @property
@@ -296,7 +328,9 @@ class HitPrediction(Strict):
     name: str
     round: int
     prompt_tokens: int
-    working_set: int = Field(description="Tokens in different blocks that the pass asks for.")
+    working_set: int = Field(
+        description="Tokens in different blocks that the pass asks for; of a pool, of the conversations open at a time."
+    )
     capacity: dict[str, int | None] = Field(description="Tokens by tier; None: no limit, or an unknown one.")
     hits: dict[str, int] = Field(description="Predicted, by tier.")
     ceiling: int = Field(description="Hit tokens of tiers without limits.")

@@ -32,10 +32,15 @@ def allowed(link: str | None, tolerance: float) -> float:
 class Roofline(Strict):
     """Rates of one link, measured with copies of one size by some threads, in bytes per second."""
 
-    link: str = Field(description="pinned_h2d, pinned_d2h, pageable_…, host_memcpy, tcp_loopback, disk_read_direct, …")
+    link: str = Field(
+        description="pinned_h2d, pinned_d2h, pageable_…, host_memcpy, tcp_loopback, transfer_engine_read, "
+        "disk_read_direct, …"
+    )
     bytes: int = Field(gt=0, description="Bytes that all threads moved together in one repeat.")
     threads: int = Field(default=1, ge=1, description="Threads, or streams, that moved them at once.")
-    chunk: int | None = Field(default=None, description="Bytes of one file; disks only.")
+    chunk: int | None = Field(
+        default=None, description="Bytes of one file on a disk, or of one object through the transfer engine."
+    )
     repeats: int = Field(ge=1)
     median: float = Field(
         gt=0, allow_inf_nan=False, description="Over the repeats, a first one that only warms left out."

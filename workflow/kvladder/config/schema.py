@@ -15,12 +15,13 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from kvladder.config import records, registry
-from kvladder.config.base import Name, parse_size
+from kvladder.config import pitfalls, records, registry
+from kvladder.config.base import Name, parse_size, tier_size
 from kvladder.config.bench import BenchBlock, BenchConfig, BenchGoals, CellRecord
 from kvladder.config.experiment import ExperimentConfig
 from kvladder.config.rooflines import Rooflines
 from kvladder.config.stack import StackConfig, StackStamp
+from kvladder.config.timelines import CaptureRecord
 
 ROOT = Path(__file__).parents[3]
 _NAME_PATTERN = get_args(Name)[1].pattern
@@ -38,6 +39,7 @@ RECORDS: dict[str, type[BaseModel]] = {
     "stamp": StackStamp,
     "bench": BenchConfig,
     "cell": CellRecord,
+    "capture": CaptureRecord,
 }
 """Files that kvladder reads and writes, by schema name."""
 
@@ -72,8 +74,8 @@ def schemas() -> dict[str, str]:
 
 
 def reference() -> str:
-    """Markdown tables of every key: type, default, meaning."""
-    parts = ["## Experiment", _table(ExperimentConfig)]
+    """Markdown: what to think of, then tables of every key: type, default, meaning."""
+    parts = [pitfalls.markdown(), "## Experiment", _table(ExperimentConfig)]
     for field in ("model", "engine", "load", "gates", "right_kv"):
         (model,) = _models(ExperimentConfig.model_fields[field].annotation)
         parts += [f"## `{field}`", _doc(model), _table(model)]
@@ -131,6 +133,8 @@ def _known(metadata: Iterable[Any]) -> str | None:
     for item in metadata:
         if getattr(item, "func", None) is parse_size:
             return "size (`8GiB`, `1e9`)"
+        if getattr(item, "func", None) is tier_size:
+            return "size (`8GiB`, `1e9`), or `{gpu: 2.0}`: twice the device pool"
         if getattr(item, "pattern", None) == _NAME_PATTERN:
             return "name"
     return None

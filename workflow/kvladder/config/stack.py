@@ -63,6 +63,13 @@ class StackConfig(Strict):
         return [text for user in users for text in self.native.get(user, [])]
 
 
+class PatchedFile(Strict):
+    """SHA-256 of a file that patches touch, in both variants; None: there is no such file."""
+
+    patched: str | None
+    stock: str | None
+
+
 class StackStamp(Record):
     """What is installed: written when a stack is ready, compared before it is used."""
 
@@ -74,6 +81,9 @@ class StackStamp(Record):
     packages: dict[str, str]
     patches: dict[str, str] = Field(description="Patch file → sha256, in the order applied.")
     plugin_sha256: str = Field(default="", description="Engine plugin's sources; empty where a stack has none.")
+    patched_files: dict[str, PatchedFile] = Field(
+        default_factory=dict, description="Files that the patches touch, by path below their site folder."
+    )
 
 
 def load(folder: Path) -> StackConfig:

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvladder.config.base import TIERS
 
 ENGINE = "engine"
-"""Name of the vLLM server among a trial's servers."""
+"""Name of the vLLM server among a trial's servers; of several the first."""
 
 ACTIVE = "active:"
 """Prefix of keys in a store activity that count jobs in flight: flat means 0, not merely unchanged."""
@@ -50,6 +50,21 @@ class Page:
 
 Pages = Mapping[str, Page | None]
 """Parsed pages by server name; None: the server did not answer."""
+
+
+def engine_name(number: int) -> str:
+    """Server name of a trial's engine by its number, from 0: ``engine``, ``engine-2``, …"""
+    return f"{ENGINE}-{number + 1}" if number else ENGINE
+
+
+def seen_from(pages: Pages, number: int) -> Pages:
+    """The pages as a setup reads them: one engine's under the name `ENGINE`, those of side processes, no others."""
+    own = engine_name(number)
+    return {
+        ENGINE if name == own else name: page
+        for name, page in pages.items()
+        if name == own or not (name == ENGINE or name.startswith(f"{ENGINE}-"))
+    }
 
 
 def parse_page(text: str) -> Page:

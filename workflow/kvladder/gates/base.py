@@ -36,7 +36,7 @@ from kvladder.config.records import (
 )
 from kvladder.config.rooflines import Rooflines, load, of_host
 from kvladder.config.traffic import RIGHT_KV
-from kvladder.counters.reading import Delta, Page, Pages, parse_page
+from kvladder.counters.reading import Delta, Page, Pages, engine_name, parse_page, seen_from
 from kvladder.replay import PassPrediction, Prediction, predict
 from kvladder.setups.base import SetupConfig
 
@@ -206,13 +206,22 @@ class Evidence:
             for problem in Delta(before, self.pages.get(f"{pass_label(item)}:start", {})).problems
         ]
 
+    @property
+    def engines(self) -> int:
+        """Engines of the setup that the trial had."""
+        return 1 + len(self.trial.further_engines)
+
     @cached_property
-    def engine_log(self) -> str:
-        """The engine's own log; empty where there is none, which is no evidence of anything."""
-        try:
-            return (self.folder / "logs" / "engine.log").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
+    def engine_logs(self) -> list[str]:
+        """Each engine's own log; empty where there is none, which is no evidence of anything."""
+        logs = []
+        for number in range(self.engines):
+            try:
+                path = self.folder / "logs" / f"{engine_name(number)}.log"
+                logs.append(path.read_text(encoding="utf-8", errors="replace"))
+            except OSError:
+                logs.append("")
+        return logs
 
     @cached_property
     def rooflines(self) -> tuple[Rooflines | None, str | None]:
@@ -231,7 +240,7 @@ class Evidence:
         were over is in ``effective.details``.
         """
         disk = self.trial.effective.details.get("disk") or {}
-        if O_DIRECT_REFUSED in self.engine_log:
+        if any(O_DIRECT_REFUSED in log for log in self.engine_logs):
             return True
         cached, size = disk.get("cached_bytes"), disk.get("bytes")
         return cached > CACHED_SHARE * size if cached is not None and size else None
@@ -250,6 +259,13 @@ class Evidence:
         if self.prediction is None:
             return None
         return self.prediction.passes[self.trial.passes.index(item)]
+
+    def elsewhere(self, item: PassRecord) -> dict[str, int | None]:
+        """Prompt tokens that the engines which a pass was not sent to counted in it, by server name."""
+        start, end = (self.pages.get(f"{pass_label(item)}:{edge}", {}) for edge in ("start", "end"))
+        others = {engine_name(number) for number in range(self.engines)} - {engine_name(item.engine)}
+        window = Delta(start, end)
+        return {server: window.counter(server, "vllm:prompt_tokens_total") for server in sorted(others)}
 
     def passes(self, workload: str, *names: str) -> list[tuple[PassRecord, WindowTokens]]:
         """Passes of one workload with their counters; only those of these names, if any are given."""
@@ -275,7 +291,7 @@ class Evidence:
 
     def _window(self, item: PassRecord) -> WindowTokens:
         label = pass_label(item)
-        start, end = self.pages.get(f"{label}:start", {}), self.pages.get(f"{label}:end", {})
+        start, end = (seen_from(self.pages.get(f"{label}:{edge}", {}), item.engine) for edge in ("start", "end"))
         reading = self.setup.read(Delta(start, end))
         return WindowTokens(workload=item.workload, name=item.name, round=item.round, **asdict(reading))
 

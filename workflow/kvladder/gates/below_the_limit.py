@@ -6,8 +6,8 @@ loaded. Evidence: of each pass, the engine's bytes over the engine's own transfe
 time from the first request sent to the last first token, which no load can have outlasted; against the rooflines that
 were measured on the same host since it booted, with nothing beside them (``snakemake probe``). The link is that of the
 setup's tier: pinned copies for host memory on a GPU, memory copies without one, the disk at the tier's file size, and
-for a pool the way that its transfer engine logs. Without a roofline nothing is checked: what is unknown isn't compared
-with 0.
+for a pool the way that its transfer engine logs; what the transfer engine itself did when measured is shown beside, and
+decides nothing. Without a roofline nothing is checked: what is unknown isn't compared with 0.
 Tolerance: ``gates.roofline_tolerance``, by default 5 % above the fastest repeat, for the noise of both clocks; half as
 much again for disks, which may be virtual and shared.
 """
@@ -30,6 +30,7 @@ _ENDINGS: dict[str, tuple[str, str]] = {
     "pageable": ("pageable_h2d", "pageable_d2h"),
     "host_memcpy": ("host_memcpy", "host_memcpy"),
     "tcp_loopback": ("tcp_loopback", "tcp_loopback"),
+    "transfer_engine": ("transfer_engine_read", "transfer_engine_write"),
     "disk": ("disk_read_direct", "disk_write_direct"),
     "page cache": ("disk_read_cached", "disk_write_cached"),
 }
@@ -44,7 +45,7 @@ def check(evidence: Evidence) -> list[GateResult]:
     for workload in evidence.workloads:
         groups: dict[tuple[str, str | None], list[RateClaim]] = {}
         for claim in all_claims:
-            if claim.workload == workload:
+            if claim.workload == workload and claim.bounds:
                 groups.setdefault((claim.direction, claim.link), []).append(claim)
         if not groups:
             none = evidence.setup.tier in (None, "gpu")
@@ -107,7 +108,7 @@ class _Claims:
     def engine(self, direction: Direction, tier: str, moved: int | None, time_ns: int | None) -> Iterator[RateClaim]:
         """The engine's bytes over the engine's time; nothing where it doesn't say both, or nothing moved."""
         if moved and time_ns is not None:
-            yield self._claim(direction, "engine", tier, moved, time_ns)
+            yield from self._claims(direction, "engine", tier, moved, time_ns)
 
     def floor(self, tier: str, loaded: int | None) -> Iterator[RateClaim]:
         """What was loaded over the time in which it must have been: first request sent to last first token."""
@@ -118,26 +119,32 @@ class _Claims:
         ]
         if loaded and times:
             span = max(first for _, first in times) - min(sent for sent, _ in times)
-            yield self._claim("load", "ttft", tier, loaded, span)
+            yield from self._claims("load", "ttft", tier, loaded, span)
 
-    def _claim(
+    def _claims(
         self, direction: Direction, basis: Literal["engine", "ttft"], tier: str, moved: int, time_ns: int
-    ) -> RateClaim:
+    ) -> Iterator[RateClaim]:
         evidence, item = self._evidence, self._item
-        links = evidence.setup.links(tier, gpu=bool(evidence.trial.host.gpus), log=evidence.engine_log)
+        links = evidence.setup.links(
+            tier,
+            gpu=bool(evidence.trial.host.gpus),
+            log=evidence.engine_logs[item.engine],
+            engines=evidence.engines,
+        )
         if links == ("disk",) and evidence.page_cache:
             links = ("page cache",)
         names = [_ENDINGS[link][direction == "store"] for link in links]
-        rooflines, why = evidence.rooflines
+        rooflines, doubt = evidence.rooflines
         known = [rooflines.ceiling(name, moved) for name in names] if rooflines is not None else []
         # Where it isn't known which of several links it was, the fastest bounds them all.
         best = max((each for each in known if each is not None), key=lambda each: each.max, default=None)
         link = best.link if best is not None else names[0] if names else None
+        why = doubt
         if not names:
             why = "no roofline: it isn't known what this tier's KV moves over"
         elif best is None or None in known:
-            best, why = None, why or f"no roofline of {' and '.join(names)}"
-        return RateClaim(
+            best, why = None, doubt or f"no roofline of {' and '.join(names)}"
+        claim = RateClaim(
             workload=item.workload,
             name=item.name,
             round=item.round,
@@ -149,3 +156,10 @@ class _Claims:
             ceiling=None if best is None else best.max,
             why=why,
         )
+        yield claim
+        for beside in evidence.setup.links_beside(links):
+            name = _ENDINGS[beside][direction == "store"]
+            roofline = rooflines.ceiling(name, moved) if rooflines is not None else None
+            # One that wasn't measured is no news: older rooflines don't have it.
+            if roofline is not None:
+                yield claim.model_copy(update={"link": name, "ceiling": roofline.max, "bounds": False, "why": doubt})

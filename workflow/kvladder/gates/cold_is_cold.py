@@ -1,15 +1,18 @@
-"""Nothing is hit in the cold pass: every prompt token is computed.
+"""Nothing is hit in the cold pass: every prompt token is computed. Nor is anything in a mixed pass that it didn't send.
 
 Protects from a warm cache measured by accident: a fixed seed with prefix caching (vllm#54227, 49× TTFT), workers that
 share a seed (inference-perf PR#340, 92.9 % hits on "random" data), a warm-up with the first measured prompt, a
 persistent tier of an earlier run, a reset that does not reset (vllm#57727, llm-d-benchmark#1100, LMCache PR#4993).
-Evidence: prompt tokens by source over each cold pass. Tolerance: none.
+Evidence: prompt tokens by source over each cold pass. A mixed pass has no cold part of its own: its hits are held
+against what tiers without limits would give for what the trial itself had sent. Tolerance: none.
 """
 
 from __future__ import annotations
 
-from kvladder.config.records import GateResult
-from kvladder.gates.base import HITS, Evidence, Findings, tokens
+from collections.abc import Sequence
+
+from kvladder.config.records import GateResult, PassRecord, WindowTokens
+from kvladder.gates.base import HITS, Evidence, Findings, measured, tokens
 
 REQUIRED = True
 
@@ -19,6 +22,10 @@ def check(evidence: Evidence) -> list[GateResult]:
     found = Findings(__name__, REQUIRED, "counters.jsonl: prompt tokens by source over the cold pass")
     for workload in evidence.served:
         windows = [window for _, window in evidence.passes(workload, "cold")]
+        mixed = evidence.passes(workload, "mixed")
+        if mixed and not windows:
+            _mixed(found, evidence, workload, mixed)
+            continue
         expected = "0 tokens hit in any tier"
         hits = [window.by_source.get(tier) for window in windows for tier in HITS]
         if not windows:
@@ -32,3 +39,19 @@ def check(evidence: Evidence) -> list[GateResult]:
             computed = sum(window.by_source.get("computed") or 0 for window in windows)
             found.decide(True, expected, f"0 hit, {computed} computed", workload)
     return found.results
+
+
+def _mixed(
+    found: Findings, evidence: Evidence, workload: str, passes: Sequence[tuple[PassRecord, WindowTokens]]
+) -> None:
+    """No more hits than the trial's own requests can have left, whatever the tiers hold."""
+    predicted = [evidence.predicted(item) for item, _ in passes]
+    most = sum(each.ceiling_total for each in predicted if each is not None)
+    hits = [measured(window) for _, window in passes]
+    expected = f"at most {most} tokens hit: what the trial had sent before"
+    if None in predicted:
+        found.unreadable("no hit on what was never sent", "the engine did not report its block size", workload)
+    elif None in hits:
+        found.unreadable(expected, "the engine's token counters are missing", workload)
+    else:
+        found.decide(sum(hit or 0 for hit in hits) <= most, expected, f"{sum(hit or 0 for hit in hits)} hit", workload)

@@ -2,8 +2,8 @@
 
 Protects from connectors that claim more hits than the prompt has (LMCache#2912, vllm-ascend#8664, #7489), from an
 engine recreated between two snapshots (NeMo-RL PR#4052), and from somebody else's requests on the server. Evidence:
-sources against prompt tokens, process start times, prompt tokens against the client's; from pass to pass, that no
-counter begins again. Tolerance: none.
+sources against prompt tokens, process start times, prompt tokens against the client's; that a trial's other engines
+counted none; from pass to pass, that no counter begins again. Tolerance: none.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ def check(evidence: Evidence) -> list[GateResult]:
         for item, window in evidence.passes(workload):
             faults += [f"{short_label(item)}: {problem}" for problem in window.problems]
             faults += [f"before {short_label(item)}: {problem}" for problem in evidence.between(item)]
+            for server, count in evidence.elsewhere(item).items():
+                unknown |= count is None
+                faults += [f"{short_label(item)}: not sent to {server}, which counted {count} tokens"] if count else []
             sent = evidence.sent(item)
             # A failed request may or may not have been counted.
             if window.prompt_tokens is None or any(request.status != "ok" for request in sent):

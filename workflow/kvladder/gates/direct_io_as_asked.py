@@ -52,7 +52,7 @@ def _without(evidence: Evidence) -> str:
 def _seen(evidence: Evidence) -> tuple[bool | None, str]:
     """Whether the disk was used directly (None: nobody can tell), and what shows it."""
     disk = evidence.trial.effective.details.get("disk") or {}
-    if O_DIRECT_REFUSED in evidence.engine_log:
+    if any(O_DIRECT_REFUSED in log for log in evidence.engine_logs):
         return False, "page cache: the engine logged that its file system refuses O_DIRECT"
     if disk.get("filesystem") in _MEMORY:
         return False, f"memory: the folder is on {disk['filesystem']}"

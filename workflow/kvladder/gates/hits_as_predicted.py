@@ -1,12 +1,13 @@
 """Every pass hit what tiers of the configured capacity must give, no less and no more.
 
-Protects from a tier that is smaller or larger than configured (llm-d-benchmark's key that no template reads, a
-capacity that counts ranks twice), from a working set that doesn't fit, so that an LRU loses nearly all of it and the
-"warm" numbers are a recomputation, and from an eviction policy that isn't the one asked for. Evidence: prompt tokens by
-source of every pass against the hit oracle, which replays the trial's own requests (`kvladder.replay`). Tolerance: none
-where nothing was evicted or the order of everything is known; else `kvladder.replay.TOLERANCE` of the pass's prompt
-tokens beyond what two orders of its requests give. Advisory where an engine's evictions can't be known from outside
-(LMCache, Mooncake, SimpleCPUOffloadConnector, and vLLM before 0.32).
+Protects from a tier that is smaller or larger than configured (llm-d-benchmark's key that no template reads, a capacity
+that counts ranks twice), from a pool that engines are said to share and don't, or share and aren't said to, from a
+working set that doesn't fit, so that an LRU loses nearly all of it and the "warm" numbers are a recomputation, and from
+an eviction policy that isn't the one asked for. Evidence: prompt tokens by source of every pass against the hit oracle,
+which replays the trial's own requests (`kvladder.replay`). Tolerance: none where nothing was evicted or the order of
+everything is known; else `kvladder.replay.TOLERANCE` of the pass's prompt tokens beyond what two orders of its requests
+give. Advisory where an engine's evictions can't be known from outside (LMCache, Mooncake, SimpleCPUOffloadConnector,
+and vLLM before 0.32).
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ def check(evidence: Evidence) -> list[GateResult]:
         elif unbounded := _unbounded(evidence.prediction):
             firm.skip(expected, f"the capacity of {unbounded} is unknown", workload)
         else:
-            # That nothing is hit where nothing can be is for cold-is-cold to say.
-            passes = [found for found in evidence.predicted_passes(workload) if found[2].ceiling_total]
+            # That nothing is hit where nothing can be is for cold-is-cold to say; but for an engine that did not store.
+            passes = [
+                found for found in evidence.predicted_passes(workload) if found[2].ceiling_total or found[0].engine
+            ]
             results = firm if all(each.known for _, _, each in passes) else rough
             _compare(results, evidence.prediction, workload, passes, fits)
     return [*firm.results, *rough.results]

@@ -7,7 +7,10 @@ nothing is known, because a server's maps couldn't be read, is no pass. Toleranc
 
 from __future__ import annotations
 
-from kvladder.config.records import GateResult
+from collections.abc import Iterable, Mapping
+
+from kvladder.config.records import EffectiveConfig, GateResult
+from kvladder.counters.reading import ENGINE
 from kvladder.gates.base import Evidence, Findings
 
 REQUIRED = True
@@ -16,12 +19,13 @@ REQUIRED = True
 def check(evidence: Evidence) -> list[GateResult]:
     """One result on what the stack lists, and one on users of compiled code for which it lists nothing."""
     found = Findings(__name__, REQUIRED, "trial.json: effective.modules (the servers' /proc/<pid>/maps)")
-    asked, modules = evidence.trial.expected, evidence.trial.effective.modules
+    asked, trial = evidence.trial.expected, evidence.trial
+    engines = {ENGINE: trial.effective} | {name: each.effective for name, each in trial.further_engines.items()}
     # Trials of before these keys say only what was seen.
-    wanted: list[str] = list(asked.get("native_patterns", modules))
+    wanted: list[str] = list(asked.get("native_patterns", trial.effective.modules))
     unlisted: list[str] = list(asked.get("native_unlisted", ()))
-    missing = [name for name in wanted if modules.get(name) is False]
-    unknown = [name for name in wanted if name not in modules]
+    missing = _seen(engines, wanted, False)
+    unknown = _seen(engines, wanted, None)
     expected = f"loaded: {', '.join(wanted)}"
     if missing:
         found.decide(False, expected, f"not loaded: {', '.join(missing)}")
@@ -34,3 +38,13 @@ def check(evidence: Evidence) -> list[GateResult]:
     elif not wanted:
         found.skip("compiled extensions loaded", "the stack lists none for this setup")
     return found.results
+
+
+def _seen(engines: Mapping[str, EffectiveConfig], wanted: Iterable[str], what: bool | None) -> list[str]:
+    """Extensions by what an engine's maps say of them: True, False, or nothing (None)."""
+    return [
+        name if server == ENGINE else f"{name} ({server})"
+        for server, each in engines.items()
+        for name in wanted
+        if each.modules.get(name) is what
+    ]

@@ -31,7 +31,7 @@ def check(evidence: Evidence) -> list[GateResult]:
     )
     tier = evidence.setup.tier
     for workload in evidence.served:
-        names = ("first-hit", "warm")
+        names = ("first-hit", "warm", "mixed")
         if tier is None:
             found.skip("hits in a tier", "this setup has no tier", workload)
         elif not evidence.passes(workload, *names):

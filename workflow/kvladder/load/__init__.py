@@ -4,7 +4,18 @@ Nothing here knows setups, engines or counters: a `PassPlan` goes in, a `PassRes
 """
 
 from kvladder.load.client import PassResult, Progress, run_pass
+from kvladder.load.processes import processes_for, run_in_processes
 from kvladder.load.records import RequestTrace, write_records
 from kvladder.load.target import Limits, Target
 
-__all__ = ["Limits", "PassResult", "Progress", "RequestTrace", "Target", "run_pass", "write_records"]
+__all__ = [
+    "Limits",
+    "PassResult",
+    "Progress",
+    "RequestTrace",
+    "Target",
+    "processes_for",
+    "run_in_processes",
+    "run_pass",
+    "write_records",
+]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
-import heapq
 import os
 import signal
 import sys
@@ -14,28 +14,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from socket import IPPROTO_TCP, SOCK_NONBLOCK, SOCK_STREAM, TCP_NODELAY, socket
+from socket import IPPROTO_TCP, SO_ERROR, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET, TCP_NODELAY, socket
 from time import monotonic_ns, thread_time_ns
 from types import FrameType
 from typing import Any
 
 import uvloop
 
-from kvladder.config.traffic import PassPlan, Request
+from kvladder.config.traffic import PassPlan, Pool, Request
 from kvladder.load.clock import monotonic_less_real
 from kvladder.load.connection import Connection
 from kvladder.load.decode import RawStream, decode_pass
 from kvladder.load.lateness import Lateness, lateness
+from kvladder.load.order import Order
 from kvladder.load.records import RequestTrace
 from kvladder.load.target import Limits, Target
-from kvladder.load.wire import request_bytes
+from kvladder.load.wire import Wire, request_bytes
 
 _READ_BUFFER = 1 << 20
 # Deadlines are this exact at best. Each tick wakes the process: at one request in flight that is a fifth of its CPU.
 _TICK_S = 0.05
 _PROGRESS_NS = 500_000_000
-# Bytes handed to sockets in one turn of the loop before it looks for answers again; each request counts _SEND_COST
-# beyond its bytes. A wave of long prompts would otherwise hold back the first chunks that arrive meanwhile.
+# Bytes handed to sockets before the loop looks for answers again; each request counts _SEND_COST beyond its bytes. A
+# wave of long prompts would otherwise hold back the first chunks that arrive meanwhile.
 _TURN_BYTES = 128 << 10
 _SEND_COST = 8 << 10
 # Connections being opened at a time: a listen queue of 128 that overflows costs a second.
@@ -70,9 +71,10 @@ class Progress:
 class PassResult:
     """What one pass gave. Times are nanoseconds of CLOCK_MONOTONIC.
 
-    ``in_flight`` holds (t_ns, requests in flight, eligible requests incl. those in flight), on change.
+    ``in_flight`` holds (t_ns, requests in flight, eligible requests incl. those in flight), on change; while the pass
+    ramps up, no more are eligible than may be in flight. ``unsent`` counts requests that the pass's deadline kept back.
     ``loop_lag_max_ns`` is the longest delay of a 50 ms timer beyond its period (the timer itself is good to 1 ms),
-    ``client_cpu_ns`` the CPU time of the client's thread between ``start_ns`` and ``end_ns``.
+    ``process_cpu_ns`` the CPU time of each client process's thread between ``start_ns`` and ``end_ns``.
     """
 
     plan: PassPlan
@@ -80,8 +82,9 @@ class PassResult:
     end_ns: int
     in_flight: list[tuple[int, int, int]]
     loop_lag_max_ns: int
-    client_cpu_ns: int
+    process_cpu_ns: list[int]
     streams: list[RawStream]
+    unsent: int = 0
 
     @cached_property
     def records(self) -> list[RequestTrace]:
@@ -92,6 +95,11 @@ class PassResult:
     def lateness(self) -> Lateness:
         """How late the client was for what had arrived."""
         return lateness(self.streams, self.records)
+
+    @property
+    def client_cpu_ns(self) -> int:
+        """CPU time that the pass took, all processes together."""
+        return sum(self.process_cpu_ns)
 
     @property
     def failed(self) -> int:
@@ -115,17 +123,20 @@ def run_pass(
     Whatever the server does is a record, never an exception; KeyboardInterrupt, SystemExit and other exceptions of
     signal handlers pass through, with every connection closed. Raises ValueError for a plan that can't be carried out.
     """
-    _check_plan(plan)
+    check_plan(plan)
     run = PassRun(target, plan, limits, request_bytes(target, plan.requests, top_logprobs), progress)
     return run.run()
 
 
-def _check_plan(plan: PassPlan) -> None:
+def check_plan(plan: PassPlan) -> None:
+    """Raises ValueError for a plan that can't be carried out."""
     if plan.concurrency < 1:
         raise ValueError(f"{plan.label}: concurrency must be at least 1, not {plan.concurrency}")
     after = {request.index: request.after for request in plan.requests}
     if len(after) < len(plan.requests):
         raise ValueError(f"{plan.label}: two requests have the same index")
+    if plan.pool is not None:
+        _check_pool(plan.label, plan.pool, list(after.values()))
     settled: set[int] = set()
     for index in after:
         chain: list[int] = []
@@ -140,6 +151,18 @@ def _check_plan(plan: PassPlan) -> None:
             chain.append(step)
             step = after[step]
         settled.update(chain)
+
+
+def _check_pool(label: str, pool: Pool, after: list[int | None]) -> None:
+    if pool.size < 1:
+        raise ValueError(f"{label}: a pool must have room for one conversation at least, not {pool.size}")
+    previous = [index for index in after if index is not None]
+    if len(set(previous)) < len(previous):
+        raise ValueError(f"{label}: two requests wait for the same one: a conversation has one next turn")
+    if len(pool.lots) not in (0, len(after)):
+        raise ValueError(f"{label}: {len(pool.lots)} lots for {len(after)} requests")
+    if pool.weights and (len(pool.weights) != pool.size or min(pool.weights) <= 0):
+        raise ValueError(f"{label}: each of the {pool.size} places needs a weight above 0")
 
 
 def _byte_limit(request: Request) -> int:
@@ -173,7 +196,7 @@ class PassRun:
         target: Target,
         plan: PassPlan,
         limits: Limits,
-        wires: list[bytes],
+        wires: list[Wire],
         progress: Callable[[Progress], None] | None,
     ) -> None:
         self.target = target
@@ -189,11 +212,11 @@ class PassRun:
         self.loop = uvloop.new_event_loop()
         self.error: BaseException | None = None
 
-        self.eligible = [position for position, request in enumerate(plan.requests) if request.after is None]
-        self.followers: dict[int, list[int]] = {}
-        for position, request in enumerate(plan.requests):
-            if request.after is not None:
-                self.followers.setdefault(request.after, []).append(position)
+        self.eligible = Order(plan)
+        # Grows to the concurrency while the pass ramps up.
+        self.slots = 1 if plan.ramp_s else plan.concurrency
+        self.expired = self.giving_up = False
+        self.kept_back = 0
         self.waiting: deque[int] = deque()
         self.busy: dict[int, Connection] = {}
         self.ready: list[Connection] = []
@@ -205,7 +228,7 @@ class PassRun:
         self.unsent = len(self.streams)
         self.done = self.failed = 0
         self.turn_bytes = 0
-        self.dispatching = False
+        self.dispatching = self.turning = False
         self.series: list[tuple[int, int, int]] = []
         self.start_ns = self.end_ns = self.start_cpu_ns = self.end_cpu_ns = 0
         self.lag_ns = self.tick_ns = self.progress_ns = self.sweep_ns = 0
@@ -237,8 +260,9 @@ class PassRun:
             end_ns=self.end_ns,
             in_flight=self.series,
             loop_lag_max_ns=self.lag_ns,
-            client_cpu_ns=self.end_cpu_ns - self.start_cpu_ns,
+            process_cpu_ns=[self.end_cpu_ns - self.start_cpu_ns],
             streams=self.streams,
+            unsent=self.kept_back,
         )
 
     def abort(self, error: BaseException) -> None:
@@ -309,8 +333,12 @@ class PassRun:
         self.start_cpu_ns = self.end_cpu_ns = thread_time_ns()
         self.start_ns = self.end_ns = self.tick_ns = self.progress_ns = self.sweep_ns = monotonic_ns()
         if self.streams:
-            self.series.append((self.start_ns, 0, len(self.eligible)))
+            self._note(self.start_ns)
             self.loop.call_soon(self._guarded, self._admit)
+            for slot in range(self.slots, self.plan.concurrency):
+                self.loop.call_later(self.plan.ramp_s * slot / self.plan.concurrency, self._guarded, self._open_slot)
+            if self.plan.deadline_s is not None:
+                self.loop.call_later(self.plan.deadline_s, self._guarded, self._expire)
             self.loop.call_later(_TICK_S, self._guarded, self._tick)
 
     def _guarded(self, callback: Callable[[], None]) -> None:
@@ -354,11 +382,25 @@ class PassRun:
         sock = socket(family, SOCK_STREAM | SOCK_NONBLOCK)
         try:
             sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
-            await self.loop.sock_connect(sock, address)
+            # The loop's own sock_connect would look the address up again, in a thread.
+            code = sock.connect_ex(address)
+            if code == errno.EINPROGRESS:
+                await self._writable(sock)
+                code = sock.getsockopt(SOL_SOCKET, SO_ERROR)
+            if code:
+                raise OSError(code, os.strerror(code))
         except BaseException:
             sock.close()
             raise
         return sock
+
+    async def _writable(self, sock: socket) -> None:
+        now = self.loop.create_future()
+        self.loop.add_writer(sock, lambda: None if now.done() else now.set_result(None))
+        try:
+            await now
+        finally:
+            self.loop.remove_writer(sock)
 
     def _connected(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
@@ -380,15 +422,40 @@ class PassRun:
     # --- on the clock ---
 
     def _admit(self) -> None:
-        """Give free slots to eligible requests, in plan order; from here on a request's waiting is the client's."""
-        free = self.plan.concurrency - len(self.busy) - len(self.waiting)
+        """Give free slots to eligible requests, in their order; from here on a request's waiting is the client's."""
+        if self.expired:
+            self._give_up()
+            return
+        free = self.slots - len(self.busy) - len(self.waiting)
         if free > 0 and self.eligible:
             now = monotonic_ns()
             for _ in range(min(free, len(self.eligible))):
-                position = heapq.heappop(self.eligible)
+                position = self.eligible.pop()
                 self.streams[position].eligible_ns = now
                 self.waiting.append(position)
         self._dispatch()
+
+    def _open_slot(self) -> None:
+        self.slots += 1
+        self._note(monotonic_ns())
+        self._admit()
+
+    def _expire(self) -> None:
+        """The pass's deadline: what is in flight goes on to its end, nothing else is sent."""
+        self.expired = True
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """End what was never sent; each end may let others in, which end here too."""
+        if self.giving_up:
+            return
+        self.giving_up = True
+        while self.waiting or self.eligible:
+            position = self.waiting.popleft() if self.waiting else self.eligible.pop()
+            self.streams[position].eligible_ns = self.streams[position].eligible_ns or monotonic_ns()
+            self.kept_back += 1
+            self._end(position, f"not sent: the pass's deadline of {self.plan.deadline_s:g} s was over")
+        self.giving_up = False
 
     def _dispatch(self) -> None:
         """Send waiting requests while there are connections and the loop's turn isn't used up."""
@@ -401,6 +468,9 @@ class PassRun:
                 self._send(connection, self.waiting.popleft())
             else:
                 connection.drop()
+        if self.waiting and self.turn_bytes >= _TURN_BYTES and not self.turning:
+            self.turning = True
+            self.loop.call_soon(self._guarded, self._next_turn)
         self.dispatching = False
         self._open_more()
 
@@ -420,13 +490,12 @@ class PassRun:
             return
         self.busy[position] = connection
         self.unsent -= 1
-        if not self.turn_bytes:
-            self.loop.call_soon(self._guarded, self._next_turn)
-        self.turn_bytes += _SEND_COST + len(self.wires[position])
+        self.turn_bytes += _SEND_COST + self.wires[position].size
         self._note(stream.last_ns)
 
     def _next_turn(self) -> None:
         self.turn_bytes = 0
+        self.turning = False
         self._dispatch()
 
     def finish(self, connection: Connection, reason: str | None) -> None:
@@ -452,8 +521,7 @@ class PassRun:
             self.unsent -= 1
         self.failed += reason is not None or stream.http_status != 200
         self.done += 1
-        for follower in self.followers.get(stream.request.index, ()):
-            heapq.heappush(self.eligible, follower)
+        self.eligible.ended(position)
         now = monotonic_ns()
         self._note(now)
         if self.done == len(self.streams):
@@ -465,7 +533,10 @@ class PassRun:
 
     def _note(self, now: int) -> None:
         flying = len(self.busy)
-        self.series.append((now, flying, flying + len(self.waiting) + len(self.eligible)))
+        eligible = flying + len(self.waiting) + len(self.eligible)
+        if self.slots < self.plan.concurrency:
+            eligible = min(eligible, self.slots)
+        self.series.append((now, flying, eligible))
 
     # --- timers ---
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from socket import CMSG_SPACE, SO_ERROR, SOL_SOCKET, socket
 from struct import Struct
 from time import monotonic_ns
@@ -14,6 +15,7 @@ import httptools
 if TYPE_CHECKING:
     from kvladder.load.client import PassRun
     from kvladder.load.decode import RawStream
+    from kvladder.load.wire import Wire
 
 # Linux, <asm-generic/socket.h>; the socket module has no name for it.
 _SO_TIMESTAMPNS = 35
@@ -34,6 +36,7 @@ class Connection:
     """
 
     __slots__ = (
+        "buffer",
         "closed",
         "complete",
         "done_ns",
@@ -45,6 +48,7 @@ class Connection:
         "now",
         "parser",
         "position",
+        "receive",
         "rest",
         "run",
         "sock",
@@ -57,9 +61,12 @@ class Connection:
         self.run = run
         self.sock = sock
         self.fd = sock.fileno()
+        # Looked up once: they are used at every read.
+        self.receive = sock.recvmsg_into
+        self.buffer = run.buffers[0]
         self.parser = httptools.HttpResponseParser(self)
         self.stream: RawStream | None = None
-        self.rest: memoryview | None = None
+        self.rest: list[memoryview] | None = None
         self.position = -1
         self.now = 0
         self.late = -1
@@ -72,7 +79,7 @@ class Connection:
     def _reset(self) -> None:
         self.complete = self.interim = self.keep_alive = False
         self.done_ns = 0
-        self.tail = b"\n"
+        self.tail = b""
 
     # --- the pass's side ---
 
@@ -80,18 +87,18 @@ class Connection:
         """Fit for a request: open, and not idle so long that the server may be about to close it."""
         return not self.closed and (not self.used or now - self.idle_since_ns < reuse_ns)
 
-    def send(self, stream: RawStream, position: int, wire: bytes) -> None:
+    def send(self, stream: RawStream, position: int, wire: Wire) -> None:
         """Hand a request to the socket; the clock of the request starts right before.
 
         Raises OSError when the connection is gone and nothing was written.
         """
         stream.send_ns = stream.last_ns = monotonic_ns()
         try:
-            written = os.write(self.fd, wire)
+            written = os.writev(self.fd, wire.pieces)
         except BlockingIOError:
             written = 0
-        if written < len(wire):
-            self.rest = memoryview(wire)[written:]
+        if written < wire.size:
+            self.rest = _rest(wire.pieces, written)
             self.run.loop.add_writer(self.fd, self._writable)
         self.stream = stream
         self.position = position
@@ -124,7 +131,7 @@ class Connection:
 
     def _writable(self) -> None:
         try:
-            self.rest = self.rest[os.write(self.fd, self.rest) :] if self.rest else None
+            self.rest = _rest(self.rest, os.writev(self.fd, self.rest)) if self.rest else None
         except BlockingIOError:
             return
         except OSError:  # the read side knows more: an answer that came before the end, or why there is none
@@ -138,7 +145,7 @@ class Connection:
 
     def _readable(self) -> None:
         try:
-            received, ancillary, _, _ = self.sock.recvmsg_into(self.run.buffers, _STAMP_ROOM)
+            received, ancillary, _, _ = self.receive(self.run.buffers, _STAMP_ROOM)
         except BlockingIOError:
             return
         except OSError as error:
@@ -167,7 +174,7 @@ class Connection:
         stream.received += received
         reason = None
         try:
-            self.parser.feed_data(self.run.buffers[0][:received])
+            self.parser.feed_data(self.buffer[:received])
         except httptools.HttpParserCallbackError as error:
             raise (error.__context__ or error) from None
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -213,15 +220,33 @@ class Connection:
         stream.times.append(self.now)
         stream.late.append(self.late)
         stream.pieces.append(body)
-        # The mark may be cut by the border of two pieces; a long piece is searched, never copied.
-        border = self.tail + body[:_DONE_LENGTH]
+        tail = self.tail
+        if tail or b"[DONE]" in body:
+            self._look_for_done(stream, tail, body)
+        if body.endswith(b"\n\n"):
+            self.tail = b""  # behind a blank line nothing has begun
+        else:
+            self.tail = (body if len(body) >= _DONE_LENGTH else (tail or b"\n") + body)[-_DONE_LENGTH:]
+
+    def _look_for_done(self, stream: RawStream, tail: bytes, body: bytes) -> None:
+        """Find the end mark, which the border of two pieces may cut; a long piece is searched, never copied."""
+        border = (tail or b"\n") + body[:_DONE_LENGTH]
         if not self.done_ns and (_done(border) or _done(body)):
             self.done_ns = stream.end_ns = self.now
-        self.tail = (body if len(body) >= _DONE_LENGTH else border)[-_DONE_LENGTH:]
 
     def on_message_complete(self) -> None:
         if not self.interim:
             self.complete = True
+
+
+def _rest(pieces: Sequence[bytes | memoryview], written: int) -> list[memoryview]:
+    """What is left of these pieces, without a copy, once so many bytes of them are written."""
+    left = []
+    for piece in pieces:
+        if written < len(piece):
+            left.append(memoryview(piece)[written:])
+        written = max(written - len(piece), 0)
+    return left
 
 
 def _done(body: bytes) -> bool:

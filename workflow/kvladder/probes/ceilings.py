@@ -37,6 +37,7 @@ def measure(  # noqa: PLR0917
     argv = [str(python), rooflines.__file__, "--threads", str(min(len(os.sched_getaffinity(0)), MOST_THREADS))]
     argv += ["--device-bytes", str(GIB if device == "cuda" else 0)]
     argv += _disk(config, device, folder)
+    argv += _objects(config, device)
     begin, busy = time.monotonic(), _cpu()
     measured: dict[str, list[object]] = {"links": [], "problems": []}
     with tempfile.TemporaryDirectory(prefix="kvladder-rooflines-") as scratch:
@@ -76,8 +77,7 @@ def _disk(config: ExperimentConfig, device: str, folder: Path) -> list[str]:
 
     Without such a tier the results' own disk is measured.
     """
-    block = config.engine.block_size or _BLOCK.get(device, 128)
-    per_token = config.kv_bytes_per_token()
+    block, per_token = _block(config, device), config.kv_bytes_per_token()
     tiers = [tier for tier in (setup.file_access(block) for setup in config.setups.values()) if tier is not None]
     place = next((Path(tier.path) for tier in tiers if tier.path is not None), folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -87,3 +87,15 @@ def _disk(config: ExperimentConfig, device: str, folder: Path) -> list[str]:
     if tiers:
         argv += ["--disk-threads", str(max(tier.threads for tier in tiers))]
     return argv
+
+
+def _objects(config: ExperimentConfig, device: str) -> list[str]:
+    """Arguments for Mooncake's transfer engine: the largest object that a setup moves through it; none, where none does
+    or its size isn't known."""
+    block, per_token = _block(config, device), config.kv_bytes_per_token()
+    tokens = max((setup.object_tokens(block) or 0 for setup in config.setups.values()), default=0)
+    return ["--object", str(tokens * per_token)] if tokens and per_token is not None else []
+
+
+def _block(config: ExperimentConfig, device: str) -> int:
+    return config.engine.block_size or _BLOCK.get(device, 128)

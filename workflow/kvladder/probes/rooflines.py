@@ -18,10 +18,12 @@ import mmap
 import os
 import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ REPEATS = 7
 LEAST_REPEATS = 2
 PATIENCE_S = 0.8
 """How long one measurement may go on repeating."""
+TRANSFER_ENGINE_S = 10
+"""Seconds after which the processes that time the transfer engine end themselves."""
 
 
 def measure(link: str, size: int, repeats: int, once: Callable[[], float], *, threads: int = 1) -> dict[str, Any]:
@@ -43,6 +47,10 @@ def measure(link: str, size: int, repeats: int, once: Callable[[], float], *, th
     rates: list[float] = []
     while len(rates) < repeats and (len(rates) < LEAST_REPEATS or time.monotonic() - begin < PATIENCE_S):
         rates.append(size / once())
+    return _summary(link, size, rates, threads)
+
+
+def _summary(link: str, size: int, rates: Sequence[float], threads: int = 1) -> dict[str, Any]:
     return {
         "link": link,
         "bytes": size,
@@ -208,6 +216,26 @@ def disk(folder: Path, chunk: int, total: int, threads: int = 1) -> Iterator[dic
             yield {**measure(f"disk_read{suffix}", size, REPEATS, read, threads=count), "chunk": chunk}
 
 
+def transfer_engine(chunk: int) -> Iterator[dict[str, Any]]:
+    """Mooncake's transfer engine between two processes over TCP on 127.0.0.1, host memory to host memory.
+
+    Of 128 MiB in one call, and in objects of ``chunk`` bytes. It is timed in processes of its own, which end by
+    themselves when they hang. Raises RuntimeError where not all could be measured, after what could.
+    """
+    script = Path(__file__).with_name("transfer_engine.py")
+    with tempfile.TemporaryDirectory(prefix="kvladder-transfer-engine-") as scratch:
+        out = Path(scratch, "times.json")
+        command = [sys.executable, str(script), "--out", str(out), "--chunk", str(chunk)]
+        command += ["--deadline", str(TRANSFER_ENGINE_S)]
+        subprocess.run(command, check=False, timeout=TRANSFER_ENGINE_S + 10, stdin=subprocess.DEVNULL, cwd=scratch)
+        found = json.loads(out.read_bytes())
+    for item in found["transfers"]:
+        rates = [item["bytes"] / second for second in item["seconds"]]
+        yield {**_summary(f"transfer_engine_{item['way']}", item["bytes"], rates), "chunk": item["chunk"]}
+    if found["problem"] is not None:
+        raise RuntimeError(found["problem"])
+
+
 def main() -> None:
     """Measure everything and write one JSON file: ``links``, ``problems``."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -218,6 +246,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=2 * MIB, help="bytes of one file of the tier")
     parser.add_argument("--disk-bytes", type=int, default=128 * MIB, help="bytes written to the disk at once")
     parser.add_argument("--disk-threads", type=int, default=1, help="threads that read and write the tier's files")
+    parser.add_argument("--object", type=int, help="bytes of an object that goes through Mooncake's transfer engine")
     options = parser.parse_args()
     steps: dict[str, Iterator[dict[str, Any]]] = {
         "host memory": host_copies(options.threads),
@@ -227,6 +256,8 @@ def main() -> None:
         steps["device"] = device_copies(options.device_bytes)
     if options.folder is not None:
         steps["disk"] = disk(options.folder, options.chunk, options.disk_bytes, options.disk_threads)
+    if options.object is not None:
+        steps["transfer engine"] = transfer_engine(options.object)
     links: list[dict[str, Any]] = []
     problems: list[str] = []
     for name, step in steps.items():

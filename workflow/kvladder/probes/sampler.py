@@ -164,7 +164,7 @@ def main() -> None:
     with options.out.open("w", encoding="utf-8", buffering=1) as out:
         while os.getppid() == options.root:
             reading: dict[str, Any] = {**host.read(), **(device.read() if device else {})}
-            sample = ProbeSample(t_ns=time.monotonic_ns(), **reading)
+            sample = ProbeSample(t_ns=time.monotonic_ns(), sampler_cpu_ns=time.process_time_ns(), **reading)
             out.write(sample.model_dump_json(by_alias=True, exclude_none=True) + "\n")
             time.sleep(options.interval)
 

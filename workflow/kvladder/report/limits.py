@@ -19,6 +19,8 @@ LINKS = {
     "pageable_d2h": "GPU to pageable host memory",
     "host_memcpy": "memory copy",
     "tcp_loopback": "TCP over loopback",
+    "transfer_engine_read": "Mooncake's transfer engine, reads",
+    "transfer_engine_write": "Mooncake's transfer engine, writes",
     "disk_read_direct": "disk, reads (O_DIRECT)",
     "disk_write_direct": "disk, writes (O_DIRECT)",
     "disk_read_cached": "page cache, reads",
@@ -53,7 +55,12 @@ def limits(tables: Tables, setups: Mapping[str, Setup]) -> Row:
                 notes.setdefault(note, [])
                 if setups[name].label not in notes[note]:
                     notes[note].append(setups[name].label)
-    return {"rows": rows, "notes": list(notes.items()), "rooflines": _rooflines(tables.rooflines)}
+    return {
+        "rows": rows,
+        "notes": list(notes.items()),
+        "rooflines": _rooflines(tables.rooflines),
+        "pcie": _pcie(tables, setups),
+    }
 
 
 def _cell(row: Row | None) -> Row:
@@ -63,6 +70,35 @@ def _cell(row: Row | None) -> Row:
     least = "≥ " if row["basis"] == "ttft" else ""
     percent = "no roofline" if row["percent"] is None else f"{least}{row['percent']:.0f} %"
     return {"rate": least + significant(row["gb_per_s"]), "percent": percent}
+
+
+def _pcie(tables: Tables, setups: Mapping[str, Setup]) -> list[Row]:
+    """Bytes over PCIe by workload, setup and direction: the device's count, the engine's, and what tokens come to."""
+    order, table = list(setups), tables.pcie_bytes
+    places = {place: number for number, place in enumerate(workload_order(tables, table))}
+    rows = sorted(
+        table.iter_rows(named=True),
+        key=lambda row: (places[row["suite"], row["workload"]], order.index(row["setup"]), row["direction"] == "load"),
+    )
+    return [
+        {
+            "workload": row["workload"],
+            "setup": setups[row["setup"]],
+            "direction": row["direction"],
+            "sizes": [
+                UNKNOWN if row[name] is None else significant(row[name] / 1e9, 4)
+                for name in ("counted_bytes", "engine_bytes", "expected_bytes")
+            ],
+            "ratio": f"{row['counted_ratio']:.3f}",
+            "range": f"{row['min_ratio']:.3f}–{row['max_ratio']:.3f}",
+            "engine_ratio": UNKNOWN
+            if row["engine_bytes"] is None
+            else f"{row['engine_bytes'] / row['expected_bytes']:.3f}",
+            "turns": row["turns"],
+            "n": row["n"],
+        }
+        for row in rows
+    ]
 
 
 def _rooflines(table: pl.DataFrame) -> list[Row]:
@@ -79,8 +115,14 @@ def _rooflines(table: pl.DataFrame) -> list[Row]:
             "link": LINKS.get(row["link"], row["link"]),
             "fastest": significant(row["max_gb_per_s"]),
             "median": significant(row["median_gb_per_s"]),
-            "how": f"{size(row['chunk'] or row['bytes'])}{' a file' if row['chunk'] else ''}, "
-            f"{plural(row['threads'], 'thread')}, {plural(row['repeats'], 'repeat')}",
+            "how": f"{_piece(row)}, {plural(row['threads'], 'thread')}, {plural(row['repeats'], 'repeat')}",
         }
         for row in rows
     ]
+
+
+def _piece(row: Row) -> str:
+    """How much was moved in one go: everything, or one file or object."""
+    if not row["chunk"]:
+        return size(row["bytes"])
+    return f"{size(row['chunk'])} {'a file' if row['link'].startswith('disk_') else 'an object'}"

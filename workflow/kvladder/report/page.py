@@ -44,6 +44,7 @@ def render(template: str, seen: Mapping[str, Any], *, paged: bool) -> str:
     )
     environment.filters["emphasis"] = _emphasis
     environment.filters["md"] = _markdown
+    environment.filters["code"] = _code
     styles = Markup((TEMPLATES / ("print.css" if paged else "screen.css")).read_text(encoding="utf-8"))  # noqa: S704
     return environment.get_template(template).render(**seen, paged=paged, styles=styles)
 
@@ -51,6 +52,14 @@ def render(template: str, seen: Mapping[str, Any], *, paged: bool) -> str:
 def _emphasis(text: str) -> Markup:
     """HTML of a sentence of `words`."""
     return Markup(escape(text).replace(STRONG[0], Markup("<strong>")).replace(STRONG[1], Markup("</strong>")))  # noqa: S704
+
+
+def _code(text: str) -> Markup:
+    """HTML of a text whose code stands in backticks, as in Markdown."""
+    parts = text.split("`")
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts)
+    )
 
 
 def _markdown(text: Any) -> Markup:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvladder.report.formats import UNKNOWN, number, ratio, span
+from kvladder.report.formats import UNKNOWN, number, ratio, span, times
 
 Row = dict[str, Any]
 
@@ -52,3 +53,11 @@ def cell(row: Row | None, is_baseline: bool, is_control: bool, factor: float, de
         notes.append("one block, no range")
     bracket = "" if row["ratio_low"] is None else span(row["ratio_low"], row["ratio_high"])
     return Value(text, f"{ratio(row['ratio'])}×", bracket, notes)
+
+
+def cost(row: Row, is_baseline: bool, notes: Iterable[str] = ()) -> Value:
+    """What a first request costs, from the cold pass's row of ``summary``: its ratio to the baseline's."""
+    if is_baseline:
+        return Value("1×")
+    bracket = "" if row["ratio_low"] is None else span(row["ratio_low"], row["ratio_high"])
+    return Value(times(row["ratio"]), bracket=bracket, notes=list(notes))

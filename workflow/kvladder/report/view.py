@@ -11,13 +11,16 @@ import polars as pl
 import yaml
 
 from kvladder.config.base import TIERS
+from kvladder.config.pitfalls import PITFALLS
 from kvladder.figures.parts.style import LABEL as FIGURE_LABEL
 from kvladder.figures.parts.style import PASS_LABELS
-from kvladder.report import decoding, sweeps
-from kvladder.report.formats import UNKNOWN, listing, number, plural, scale, seconds, size, span, times
+from kvladder.report import decoding, ladder, sharing, sweeps
+from kvladder.report.compared import compared
+from kvladder.report.formats import UNKNOWN, listing, number, plural, scale, seconds, size, times
+from kvladder.report.held import held
 from kvladder.report.limits import limits
 from kvladder.report.oracle import hits
-from kvladder.report.values import Row, Setup, Value, cell
+from kvladder.report.values import Row, Setup, Value, cell, cost
 from kvladder.report.words import Cell, describe_workload, labels, several, shorten, strong, verdict, workload_title
 from kvladder.stats.samples import median
 from kvladder.tables.labels import setup_labels, single_workloads
@@ -66,12 +69,19 @@ def view(tables: Tables, config: Mapping[str, Any]) -> dict[str, Any]:
         "experiment": config.get("experiment") or context.get("experiment"),
         "baseline": tables.baseline,
         "facts": _facts(tables, planned),
-        "verdict": verdict(tables, planned, [*decoding.paragraphs(tables, names), *sweeps.paragraphs(tables, names)]),
+        "verdict": verdict(
+            tables,
+            planned,
+            [part for each in (decoding, sweeps, sharing, ladder) for part in each.paragraphs(tables, names)],
+        ),
         "glance": _glance(tables, setups),
+        "compared": compared(tables, setups, config),
         "ours": _ours(tables, setups),
         "results": [_result(tables, setups, planned, *pair) for pair in single_workloads(tables, tables.passes)],
         "decoding": decoding.sections(tables, setups),
         "sweeps": sweeps.sections(tables, setups),
+        "sharing": sharing.sections(tables, setups),
+        "ladder": ladder.section(tables, setups),
         "shortened": [
             setup
             for setup in setups.values()
@@ -84,12 +94,14 @@ def view(tables: Tables, config: Mapping[str, Any]) -> dict[str, Any]:
         "gates": _gates(tables, setups),
         "parity": _parity(tables, setups),
         "startup": _startup(tables, setups),
+        "held": held(tables, setups),
         "limits": limits(tables, setups),
         "environment": _environment(context),
         "servers": _servers(context, setups),
         "config_yaml": yaml.safe_dump(
             _plain(config), sort_keys=False, allow_unicode=True, width=100, default_flow_style=False
         ),
+        "pitfalls": PITFALLS,
         "glossary": GLOSSARY,
         "data": tables.summary.filter(pl.col("metric").is_in(["ttft_s", "wall_s"])).to_dicts(),
     }
@@ -263,10 +275,7 @@ def _glimpse(row: Row | None, scaled: tuple[float, str, int] | None, badges: Seq
     elif row["within_noise"] and not is_control:
         notes = ["within noise"]
     if scaled is None:
-        if is_baseline:
-            return Value("1×")
-        bracket = "" if row["ratio_low"] is None else span(row["ratio_low"], row["ratio_high"])
-        return Value(times(row["ratio"]), bracket=bracket, notes=notes)
+        return cost(row, is_baseline, notes)
     factor, unit, decimals = scaled
     middles = [row["median"]] if row["mode_low"] is None else [row["mode_low"], row["mode_high"]]
     time = " / ".join(number(each * factor, decimals) for each in middles) + f" {unit}"
@@ -576,6 +585,8 @@ GLOSSARY: list[tuple[str, str]] = [
     ("Cold", "The first pass: nothing is cached, every prompt is computed and, where there is a tier, stored."),
     ("First hit", "The same prompts again, once everything is stored: the first load of what was stored."),
     ("Warm", "Later rounds of the same prompts. The median is over all of them."),
+    ("Mixed", "A pass of conversations: prompts that are new, that are hit and that were evicted meanwhile."),
+    ("Working set", "Conversations open at a time × tokens of a whole one: what would have to be kept to hit always."),
     ("Tier", "Where KV lies: gpu (the engine's own device cache), cpu, nvme, remote. Computed: made anew."),
     ("Hit tokens", "Prompt tokens whose KV was loaded instead of computed, as the engine's counters say."),
     ("Trial", "One setup, one repeat: fresh servers, one lifetime. It contributes one number to each statistic."),

@@ -60,7 +60,7 @@ class ProcessSpec:
     ``env`` is set beyond the inherited environment; ``log`` gets standard output and error (appended; its folder is
     made); ``metrics_url`` is where its /metrics page will be, None = it has none; ``secrets`` are names out of ``env``
     or values inside ``argv`` that no record, message or kept log may show. Variables named like a token, key or
-    password are taken for secrets anyway.
+    password are taken for secrets anyway. ``beside``: it needn't wait until the process before it is ready.
     """
 
     name: str
@@ -71,6 +71,7 @@ class ProcessSpec:
     ready: Readiness
     metrics_url: str | None = None
     secrets: frozenset[str] = field(default=frozenset(), repr=False)
+    beside: bool = False
 
     def secret_values(self) -> list[str]:
         """Return the texts to be masked, the longest first."""
@@ -249,15 +250,15 @@ class ManagedProcess:
         # A kill from outside has no line of its own; an older error may be chance, so it's only added.
         return f"{how}; last error in its log: {cause}" if cause else how
 
-    def _wait_ready(self, earlier: Sequence[ManagedProcess], progress: Callable[[str], None]) -> None:
-        """Return when it's ready; raises ServerFailed for this one or an earlier one of the group."""
+    def _wait_ready(self, others: Sequence[ManagedProcess], progress: Callable[[str], None]) -> None:
+        """Return when it's ready; raises ServerFailed for this one or another one of the group that was started."""
         ready = self.spec.ready
         deadline = time.monotonic() + ready.deadline_s
         next_word = time.monotonic() + _PROGRESS_S
         poll = select.poll()
         poll.register(self._pipe(), select.POLLIN)
         while True:
-            for process in (*earlier, self):
+            for process in (*others, self):
                 if failure := process.failure():
                     raise failure
             try:
@@ -410,12 +411,16 @@ class ServerGroup(Sequence[ManagedProcess]):
             # Second line of defence: should a supervisor be killed, its orphans come to us.
             supervisor.prctl(supervisor.PR_SET_CHILD_SUBREAPER, 1)
             self._shm_before = shm.listing()
-            for number, process in enumerate(self._all):
-                self._progress(f"{process.name}: starting")
-                process._start(self.tag, self._shm_before, self._hold, self._grace_s, self._kill_s)
-                process._wait_ready(self._all[:number], self._progress)
-                seconds = ((process.ready_ns or 0) - process.start_ns) / 1e9
-                self._progress(f"{process.name}: ready after {seconds:.1f} s")
+            started: list[ManagedProcess] = []
+            for wave in _waves(self._all):
+                for process in wave:
+                    self._progress(f"{process.name}: starting")
+                    process._start(self.tag, self._shm_before, self._hold, self._grace_s, self._kill_s)
+                    started.append(process)
+                for process in wave:
+                    process._wait_ready([other for other in started if other is not process], self._progress)
+                    seconds = ((process.ready_ns or 0) - process.start_ns) / 1e9
+                    self._progress(f"{process.name}: ready after {seconds:.1f} s")
         except BaseException:
             self._shut_down()
             raise
@@ -494,6 +499,17 @@ class ServerGroup(Sequence[ManagedProcess]):
             raise Interrupted(number)
 
 
+def _waves(processes: Sequence[ManagedProcess]) -> list[list[ManagedProcess]]:
+    """Processes that are started together, in order."""
+    waves: list[list[ManagedProcess]] = []
+    for process in processes:
+        if process.spec.beside and waves:
+            waves[-1].append(process)
+        else:
+            waves.append([process])
+    return waves
+
+
 class _Watcher(threading.Thread):
     def __init__(self, group: ServerGroup, on_failure: Callable[[ServerFailed], None]) -> None:
         super().__init__(name="kvladder-watch", daemon=True)
@@ -536,7 +552,8 @@ def servers(
     kill_s: float = 60.0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> ServerGroup:
-    """Return a context manager that starts ``specs`` in order, each ready before the next, and stops all on exit.
+    """Return a context manager that starts ``specs`` in order, each ready before the next that isn't ``beside`` it, and
+    stops all on exit.
 
     ``tag`` is unique to the trial: it marks processes and files in /dev/shm as ours. ``caches``: see ``child_env``.
     ``hold`` are file descriptors of locks (leases, ports) that stay taken until every server is gone, even when the job

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +18,15 @@ from kvladder.config.base import Strict
 from kvladder.config.experiment import Arguments, EngineConfig, ModelConfig
 from kvladder.config.stack import StackConfig
 from kvladder.config.traffic import PassName
-from kvladder.counters.reading import Delta, Pages, Reading, engine_reading, engine_store_activity
+from kvladder.counters.reading import (
+    ENGINE,
+    Delta,
+    Pages,
+    Reading,
+    engine_name,
+    engine_reading,
+    engine_store_activity,
+)
 from kvladder.serving.process import ProcessSpec
 from kvladder.stats.oracle import Hierarchy, Tier
 
@@ -52,7 +60,8 @@ class SetupContext:
 
     ``folder`` is the trial's scratch folder (configs, logs, tiers on disk); ``namespace`` is unique to the trial;
     ``port(name)`` gives a free loopback port that is held until the trial ends, the same for the same name;
-    ``python`` is the stack's interpreter; ``bin_dir`` where its console programs lie.
+    ``python`` is the stack's interpreter; ``bin_dir`` where its console programs lie. A trial has ``engines`` engines,
+    all of one setup; the context is that of engine ``number``, and of the side processes where that is 0.
     """
 
     engine: EngineConfig
@@ -65,6 +74,33 @@ class SetupContext:
     namespace: str
     port: Callable[[str], int]
     kv_bytes_per_token: int | None
+    engines: int = 1
+    number: int = 0
+
+    @property
+    def server(self) -> str:
+        """Name of the engine among the trial's servers."""
+        return engine_name(self.number)
+
+    @property
+    def log(self) -> Path:
+        """The engine's log, beside those of the trial's other servers."""
+        folder = self.folder.parent if self.number else self.folder
+        return folder / "logs" / f"{self.server}.log"
+
+    def of_engine(self, number: int) -> SetupContext:
+        """From the first engine's context that of another one: a folder, a namespace and a port of its own, so that
+        what a setup makes for one engine can't be the other's by accident; side processes are the same for all."""
+        if number == self.number:
+            return self
+        server, port = engine_name(number), self.port
+        return replace(
+            self,
+            number=number,
+            folder=self.folder / server,
+            namespace=f"{self.namespace}-{number + 1}",
+            port=lambda name: port(server if name == ENGINE else name),
+        )
 
     def program(self, name: str) -> str:
         """Path of one of the stack's console programs: beside its interpreter, else (a preinstalled stack) on PATH.
@@ -82,11 +118,33 @@ class SetupConfig(Strict):
     title: str | None = Field(default=None, description="Name shown in the report; unset: the setup's own name.")
     args: Arguments = Field(default_factory=dict, description="vLLM arguments of this setup alone.")
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of this setup alone.")
+    variant: Literal["patched", "stock"] = Field(
+        default="patched",
+        description="patched: the stack with the project's patches. stock: the same packages without them; only on a "
+        "stack that has patches.",
+    )
 
-    prefix_caching: ClassVar[bool] = False
-    """Whether the device prefix cache is on; off, so that a hit can only come from the tier under test."""
+    prefix_caching: bool = Field(
+        default=False,
+        description="Device prefix cache on above the setup's own tier, as in production. Off, a hit can only come "
+        "from that tier; on, the device cache is emptied before each pass that is to hit there, but not before a mixed "
+        "one.",
+    )
     tier: ClassVar[str | None] = None
     """Where a hit of the warm pass must come from; None: there is no tier, every prompt is computed."""
+    shares_pool: ClassVar[bool] = False
+    """Whether the tier is one pool for all engines of a trial: what one has stored another must find, and else must
+    not. Such a pool is the side processes'; the device cache, where it is on, is each engine's own."""
+
+    def shown_title(self, name: str) -> str | None:
+        """Title for the report of a setup of this name, which says so where it runs stock; None: the name itself."""
+        if self.variant == "patched":
+            return self.title
+        title = self.title or name
+        return title if "stock" in title.lower() else f"{title} (stock)"
+
+    device_side_processes: ClassVar[tuple[str, ...]] = ()
+    """Names of side processes that copy KV on the GPU themselves: a profiler of the engine alone wouldn't see it."""
 
     @property
     def ours_in_path(self) -> str | None:
@@ -118,8 +176,12 @@ class SetupConfig(Strict):
         return block_size
 
     def reset_before(self, name: PassName) -> Reset | None:
-        """What is emptied before a pass of that name, so that its hits come from `hit_tier`; None: nothing."""
-        return None
+        """What is emptied before a pass of that name, so that its hits come from `hit_tier`; None: nothing.
+
+        A mixed pass is to be served by all tiers there are.
+        """
+        above = self.prefix_caching and self.tier not in (None, "gpu")
+        return "device" if above and name in ("first-hit", "warm") else None
 
     def hit_tier(self, name: PassName) -> str | None:
         """The tier that a pass of that name must be served from."""
@@ -169,6 +231,11 @@ class SetupConfig(Strict):
         """How the setup's tier on disk is read and written, for a roofline of the same; None: there is no such tier."""
         return None
 
+    def object_tokens(self, block_size: int) -> int | None:
+        """Tokens of one object that moves through Mooncake's transfer engine, for a roofline of the same; None: none
+        does."""
+        return None
+
     def shared_memory_bytes(self) -> int:
         """What the servers will put into /dev/shm, in bytes."""
         return 0
@@ -177,13 +244,18 @@ class SetupConfig(Strict):
         """Keys of the stack's ``native`` map whose extensions must be loaded in this setup's servers."""
         return ["engine"]
 
-    def links(self, tier: str, *, gpu: bool, log: str) -> tuple[str, ...]:
-        """Links of `probes.rooflines` that KV of a tier moves over, without direction; several: one of them.
+    def links(self, tier: str, *, gpu: bool, log: str, engines: int = 1) -> tuple[str, ...]:
+        """Links of `probes.rooflines` that KV of a tier moves over, without direction; several: one of them, or both.
 
-        ``log`` is the engine's: some say in it which way they take. Empty: nobody knows.
+        ``log`` is the engine's: some say in it which way they take; ``engines`` is how many the trial had. Empty: it
+        isn't known.
         """
         known = {"cpu": "pinned" if gpu else "host_memcpy", "nvme": "disk"}
         return (known[tier],) if tier in known else ()
+
+    def links_beside(self, links: tuple[str, ...]) -> tuple[str, ...]:
+        """Links that a rate over ``links`` is shown as percent of as well, but that don't bound it."""
+        return ()
 
     def read(self, delta: Delta) -> Reading:
         """Tokens by source and bytes of one pass, from the servers' counters."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from kvladder.config.base import Bytes
+from kvladder.config.base import TierBytes
 from kvladder.counters.lmcache import mp_reading, mp_store_activity
 from kvladder.counters.reading import Delta, Pages, Reading
 from kvladder.serving.process import ProcessSpec, Readiness
@@ -31,7 +31,7 @@ class LmcacheMp(SetupConfig):
     """LMCacheMPConnector and its server."""
 
     kind: Literal["lmcache-mp"]
-    cpu_bytes: Bytes = Field(description="Host memory of the server's pool (its L1).")
+    cpu_bytes: TierBytes = Field(description="Host memory of the server's pool (its L1).")
     chunk_tokens: int = Field(default=256, ge=1, description="Tokens that are stored, looked up and loaded together.")
     transfer: Literal["auto", "lmcache_driven", "engine_driven"] | None = Field(
         default=None,
@@ -44,6 +44,8 @@ class LmcacheMp(SetupConfig):
         default_factory=dict, description="Any argument of `lmcache server`; true = a bare flag."
     )
     tier: ClassVar[str | None] = "cpu"
+    device_side_processes: ClassVar[tuple[str, ...]] = ("lmcache",)
+    shares_pool: ClassVar[bool] = True
 
     def connector(self, context: SetupContext) -> dict[str, Any]:
         """Connector that points at this trial's server."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import yaml
 from pydantic import Field, field_validator
 
-from kvladder.config.base import Bytes
+from kvladder.config.base import TierBytes
 from kvladder.counters.lmcache import v1_reading, v1_store_activity
 from kvladder.counters.reading import Delta, Pages, Reading
 from kvladder.setups.base import COUNTER_FILES, SetupConfig, SetupContext
@@ -41,7 +41,7 @@ class LmcacheV1(SetupConfig):
     """
 
     kind: Literal["lmcache-v1"]
-    cpu_bytes: Bytes = Field(description="Host memory of the pool.")
+    cpu_bytes: TierBytes = Field(description="Host memory of the pool.")
     chunk_tokens: int = Field(default=256, ge=1, description="Tokens that are stored, looked up and loaded together.")
     eviction: Literal["LRU", "LFU", "FIFO", "MRU"] = Field(default="LRU", description="Eviction policy of the pool.")
     lmcache: dict[str, Any] = Field(default_factory=dict, description="Any other key of LMCache's configuration file.")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from kvladder.config.base import Bytes, Strict
+from kvladder.config.base import Strict, TierBytes
 from kvladder.config.traffic import PassName
 from kvladder.counters.reading import Delta, Reading, engine_reading
 from kvladder.setups.base import TIER_FOLDER, FileAccess, Reset, SetupConfig, SetupContext
@@ -41,7 +41,7 @@ class Native(SetupConfig):
     """OffloadingConnector; with `files` or the host copier as TieringOffloadingSpec, else as its plain CPU spec."""
 
     kind: Literal["native"]
-    cpu_bytes: Bytes = Field(description="Host memory for KV, over all ranks.")
+    cpu_bytes: TierBytes = Field(description="Host memory for KV, over all ranks.")
     chunk_tokens: int | None = Field(
         default=None, ge=1, description="Tokens that are stored and loaded together; unset: one device block."
     )
@@ -95,7 +95,7 @@ class Native(SetupConfig):
 
     def reset_before(self, name: PassName) -> Reset | None:
         """Host memory, where the first hit is to come from disk."""
-        return "host" if self.hit_tier(name) == "nvme" else None
+        return "host" if self.hit_tier(name) == "nvme" else super().reset_before(name)
 
     def hit_tier(self, name: PassName) -> str | None:
         """Disk for the first hit where asked for, host memory otherwise."""

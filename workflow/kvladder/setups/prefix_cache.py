@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from pydantic import Field
+
 from kvladder.setups.base import SetupConfig
 
 
@@ -12,7 +14,7 @@ class PrefixCacheConfig(SetupConfig):
 
     kind: Literal["prefix-cache"]
 
-    prefix_caching: ClassVar[bool] = True
+    prefix_caching: Literal[True] = Field(default=True, description="Always on.")
     tier: ClassVar[str | None] = "gpu"
 
 

@@ -12,10 +12,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from kvladder.config.base import Bytes
-from kvladder.config.traffic import PassName
+from kvladder.config.base import TierBytes
 from kvladder.counters.reading import Delta, Reading, simple_cpu_reading
-from kvladder.setups.base import Reset, SetupConfig, SetupContext
+from kvladder.setups.base import SetupConfig, SetupContext
 from kvladder.stats.oracle import Tier
 
 
@@ -23,13 +22,9 @@ class SimpleCpu(SetupConfig):
     """SimpleCPUOffloadConnector with `cpu_bytes` of host memory over all ranks."""
 
     kind: Literal["simple-cpu"]
-    cpu_bytes: Bytes = Field(description="Host memory for KV, over all ranks.")
-    prefix_caching: ClassVar[bool] = True
+    cpu_bytes: TierBytes = Field(description="Host memory for KV, over all ranks.")
+    prefix_caching: Literal[True] = Field(default=True, description="Always on: without it the tier is never used.")
     tier: ClassVar[str | None] = "cpu"
-
-    def reset_before(self, name: PassName) -> Reset | None:
-        """The device cache has to be on, so it's emptied before whatever should hit in the tier."""
-        return None if name == "cold" else "device"
 
     def connector(self, context: SetupContext) -> dict[str, Any]:
         """Connector with its capacity."""

@@ -1,10 +1,11 @@
 """Make a stack ready to serve from, and say so in its stamp.
 
 A stack with ``source: venv`` gets its own virtual environment, installed from the lock alone (no resolving), plus the
-engine plugin, less what is unwanted, with its patches applied. A ``preinstalled`` stack is the interpreter that runs
-this: its versions are checked. So is any stack whose pinned versions the running interpreter has already (an offline
-bundle on its path): where no network is, nothing could be installed. Doing it again installs nothing. The stamp is
-written last: an environment without one is half-made and is made again.
+engine plugin, less what is unwanted, with its patches applied and, beside it, what they changed as it was (`variants`).
+A ``preinstalled`` stack is the interpreter that runs this: its versions are checked. So is any stack whose pinned
+versions the running interpreter has already (an offline bundle on its path): where no network is, nothing could be
+installed. Doing it again installs nothing. The stamp is written last: an environment without one is half-made and is
+made again.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvladder.config import stack as stacks
-from kvladder.config.stack import StackConfig, StackStamp
-from kvladder.stack import debian, patching
+from kvladder.config.stack import PatchedFile, StackConfig, StackStamp
+from kvladder.stack import debian, patching, variants
 from kvladder.stack.paths import PLUGIN, patch_files, plugin_files, stamp_of, version_of
 
 Say = Callable[[str], None]
@@ -69,8 +70,8 @@ def install(folder: Path, say: Say, copy: Path | None = None) -> StackStamp:
         stamp_path.unlink(missing_ok=True)
     if stack.device != "none":
         _plugin(python, say)
-        _patch(folder, stack, python, old, say)
-    stamp = _stamp(folder, stack, python)
+    patched = _patch(folder, stack, python, old, say)
+    stamp = _stamp(folder, stack, python, variants.make_stock(variants.folder(folder), patched))
     _check(folder, stack, stamp)
     for other in stamp_path.parent.glob("kvladder-stamp-*.json"):
         other.unlink()
@@ -92,6 +93,7 @@ def _venv(folder: Path, stack: StackConfig, old: StackStamp | None, say: Say) ->
     home = folder / ".venv"
     python = home / "bin" / "python"
     lock = folder / "requirements.lock"
+    pins = _pins(lock)  # a lock that can't be used is refused before anything is made or removed
     if old is not None and old.lock_sha256 == _sha256(lock) and _runs(python) and not _differences(lock, python, stack):
         say(f"stack {folder.name}: {home} holds what {lock.name} says")
         stamp_of(folder).unlink()
@@ -111,7 +113,7 @@ def _venv(folder: Path, stack: StackConfig, old: StackStamp | None, say: Say) ->
         raise InstallError(
             f"stack {folder.name}: {base} can't make a virtual environment; on Debian: apt-get install python3-venv"
         )
-    _install_lock(folder, stack, python, say)
+    _install_lock(folder, stack, python, pins, say)
     return python
 
 
@@ -124,10 +126,8 @@ def _base_python(folder: Path, stack: StackConfig) -> str:
     return found
 
 
-def _install_lock(folder: Path, stack: StackConfig, python: Path, say: Say) -> None:
+def _install_lock(folder: Path, stack: StackConfig, python: Path, pins: dict[str, str], say: Say) -> None:
     """Install the lock's pins with --no-deps; local versions ('+cpu') first: they decide which index is needed."""
-    lock = folder / "requirements.lock"
-    pins = _pins(lock)
     lines = [f"{name}=={version}" for name, version in pins.items()]
     local = [line for line in lines if "+" in line]
     rest = [line for line in lines if "+" not in line]
@@ -150,8 +150,8 @@ def _install_lock(folder: Path, stack: StackConfig, python: Path, say: Say) -> N
                 f" and {stack.extra_index}" if stack.extra_index else ""
             )
             raise InstallError(
-                f"stack {folder.name}: {lock} can't be installed from {tried}: {errors[0]}. Provide an index or a "
-                "folder that has it (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS) and run again"
+                f"stack {folder.name}: {folder / 'requirements.lock'} can't be installed from {tried}: {errors[0]}. "
+                "Provide an index or a folder that has it (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS) and run again"
             )
         done += len(part)
     unwanted = [name for name in stack.unwanted if _normal(name) in _versions(python)[1]]
@@ -200,8 +200,11 @@ def _same_plugin(installed: Path) -> bool:
     return all(there.is_file() and _sha256(there) == _sha256(here) for here, there in pairs)
 
 
-def _patch(folder: Path, stack: StackConfig, python: Path, old: StackStamp | None, say: Say) -> None:
-    """Apply the patches; a package whose set of patches changed is installed afresh first."""
+def _patch(folder: Path, stack: StackConfig, python: Path, old: StackStamp | None, say: Say) -> list[tuple[Path, Path]]:
+    """Apply the patches; a package whose set of patches changed is installed afresh first.
+
+    Returns (site folder, patch) in the order applied.
+    """
     wanted = patch_files(folder, stack)
     if old is not None and old.patches and old.patches != _patch_hashes(wanted):
         for distribution in sorted({name for name, _ in wanted} | set(stack.patches.values())):
@@ -210,18 +213,21 @@ def _patch(folder: Path, stack: StackConfig, python: Path, old: StackStamp | Non
             error = _pip(python, ["install", "--no-deps", "--force-reinstall", pin], say, 0, 0)
             if error is not None:
                 raise InstallError(f"stack {folder.name}: {pin} can't be installed afresh: {error}")
+    patched = []
     for distribution, patch in wanted:
         # A preinstalled package may lie on the interpreter's path, and not in its own folder.
         site = Path(_output(python, _SITE.format(distribution)).strip())
         if patching.apply(patch, site):
             say(f"{distribution}: {patch.name} applied to {', '.join(patching.targets(patch))}")
+        patched.append((site, patch))
+    return patched
 
 
 def _patch_hashes(patches: Sequence[tuple[str, Path]]) -> dict[str, str]:
     return {f"{patch.parent.parent.name}/{patch.parent.name}/{patch.name}": _sha256(patch) for _, patch in patches}
 
 
-def _stamp(folder: Path, stack: StackConfig, python: Path) -> StackStamp:
+def _stamp(folder: Path, stack: StackConfig, python: Path, patched_files: dict[str, PatchedFile]) -> StackStamp:
     version, packages = _versions(python)
     lock = folder / "requirements.lock"
     interpreter = Path(os.path.abspath(python))  # noqa: PTH100 (a venv's python is a link that must stay one)
@@ -236,6 +242,7 @@ def _stamp(folder: Path, stack: StackConfig, python: Path) -> StackStamp:
         packages={n: v for n, v in sorted(packages.items()) if stack.source == "venv" or n in named},
         patches=_patch_hashes(patch_files(folder, stack)),
         plugin_sha256=_plugin_sha256() if stack.device != "none" else "",
+        patched_files=patched_files,
     )
 
 

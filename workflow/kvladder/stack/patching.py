@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 
@@ -29,11 +30,34 @@ def apply(patch: Path, site: Path) -> bool:
     return True
 
 
+def take_back(patch: Path, site: Path) -> None:
+    """Undo one applied patch below ``site``. Raises PatchError where it isn't what was applied."""
+    done = _git(patch, site, "--reverse")
+    if done.returncode != 0:
+        first = (done.stderr.strip().splitlines() or ["no message"])[0].removeprefix("error: ")
+        raise PatchError(f"patch {patch} can't be taken back: {first}")
+
+
 def targets(patch: Path) -> list[str]:
-    """Files that a patch changes, as it names them, without the leading ``b/``."""
+    """Files that a patch changes or adds, as it names them, without the leading ``b/``."""
+    return [name for _, name in _headers(patch) if name is not None]
+
+
+def touched(patch: Path) -> list[str]:
+    """Files that a patch changes, adds or removes, each once."""
+    return list(dict.fromkeys(name for pair in _headers(patch) for name in pair if name is not None))
+
+
+def _headers(patch: Path) -> list[tuple[str | None, str | None]]:
+    """(Before, after) of every file in a patch; None: there is no such file."""
     lines = patch.read_text(encoding="utf-8", errors="replace").splitlines()
-    names = [line[4:].partition("\t")[0].strip() for line in lines if line.startswith("+++ ")]
-    return [name.partition("/")[2] for name in names if name != "/dev/null"]
+    pairs = [pair for pair in pairwise(lines) if pair[0].startswith("--- ") and pair[1].startswith("+++ ")]
+    return [(_named(before), _named(after)) for before, after in pairs]
+
+
+def _named(header: str) -> str | None:
+    name = header[4:].partition("\t")[0].strip()
+    return None if name == "/dev/null" else name.partition("/")[2]
 
 
 def _git(patch: Path, site: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -19,13 +19,17 @@ from kvladder.stats.paired import NoiseFloor, PairedRatio, noise_floor, paired_r
 from kvladder.stats.samples import clean, median
 from kvladder.tables.break_even import break_even_rows
 from kvladder.tables.context import context
+from kvladder.tables.held import held_rows
+from kvladder.tables.ladder import cliff_rows, ladder_rows
 from kvladder.tables.limits import limits, rooflines
 from kvladder.tables.model import CELL, Tables, frame, save, scan_requests
 from kvladder.tables.oracle import oracle_rows
 from kvladder.tables.parity import parity
+from kvladder.tables.pcie import pcie_rows
 from kvladder.tables.raw import RawTrial, canonical, read_trial
 from kvladder.tables.requests import RequestStore
 from kvladder.tables.right_kv import right_kv_rows
+from kvladder.tables.sharing import sharing_rows
 
 _S = 1_000_000_000
 
@@ -74,6 +78,10 @@ def _tables(raw: Sequence[RawTrial], requests: RequestStore, baseline: str) -> T
     passes, cells = _by_cell(frame("passes", _passes(valid, requests)))
     metrics = frame("metrics", _metrics(valid, passes, cells, requests))
     summary = frame("summary", _summary(metrics, valid, baseline, twins))
+    pcie_trace, pcie_bytes = pcie_rows(raw, passes)
+    rates = frame("limits", limits(raw, passes))
+    pools, turns = ladder_rows(raw)
+    ladder = frame("ladder", pools)
     tiered = {trial.setup for trial in valid if trial.record is not None and trial.record.expected.get("tier")}
     return Tables(
         trials=frame("trials", (_trial(trial, controls) for trial in raw)),
@@ -86,7 +94,14 @@ def _tables(raw: Sequence[RawTrial], requests: RequestStore, baseline: str) -> T
         right_kv=frame("right_kv", right_kv_rows(raw)),
         oracle=frame("oracle", oracle_rows(raw, passes)),
         parity=frame("parity", parity(raw, passes)),
-        limits=frame("limits", limits(raw, passes)),
+        limits=rates,
+        pcie_trace=frame("pcie_trace", pcie_trace),
+        pcie_bytes=frame("pcie_bytes", pcie_bytes),
+        held=frame("held", held_rows(raw)),
+        sharing=frame("sharing", sharing_rows(raw, passes, metrics, rates)),
+        ladder=ladder,
+        turns=frame("turns", turns),
+        cliffs=frame("cliffs", cliff_rows(ladder)),
         rooflines=frame("rooflines", rooflines(raw)),
         context=context(raw, baseline, twins),
     )

@@ -75,8 +75,13 @@ def setup_labels(tables: Tables, width: int, more: Iterable[str] = ()) -> dict[s
 
 
 def single_workloads(tables: Tables, data: pl.DataFrame) -> list[tuple[str, str]]:
-    """`workload_order` without the cells of sweeps, which are shown together and not one by one."""
-    return [pair for pair in workload_order(tables, data) if CELL not in pair[1]]
+    """`workload_order` without the cells of sweeps and pools of conversations, which are shown together and not one by
+    one, and without workloads of two engines, whose first hit is another engine's."""
+    apart = {
+        *tables.sharing.select("suite", "workload").iter_rows(),
+        *tables.ladder.select("suite", "workload").iter_rows(),
+    }
+    return [pair for pair in workload_order(tables, data) if CELL not in pair[1] and pair not in apart]
 
 
 def workload_order(tables: Tables, data: pl.DataFrame) -> list[tuple[str, str]]:

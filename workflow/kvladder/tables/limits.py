@@ -24,6 +24,7 @@ Row = dict[str, Any]
 
 GATE = "below-the-limit"
 REFUSED = "above its roofline: not shown"
+BEYOND = "above what its link did when measured alone, which is no limit: not shown"
 
 Cell = tuple[str, str, str, str, str, str, str | None]
 """What rows are one of, in the order of `_CELL`."""
@@ -90,7 +91,7 @@ def _row(cell: Cell, trials: list[list[RateClaim]]) -> Row:
     notes = list(whys)
     tolerance = GateConfig().roofline_tolerance
     if any(claim.ceiling and claim.rate > claim.ceiling * (1 + allowed(claim.link, tolerance)) for claim in claims):
-        return row | {"note": "; ".join([REFUSED, *notes])}
+        return row | {"note": "; ".join([REFUSED if claims[0].bounds else BEYOND, *notes])}
     rates = [median(min(claim.rate, claim.ceiling or claim.rate) for claim in claims) for claims in trials]
     if any(claim.time_ns == 0 for claim in claims):
         return row | {"note": "; ".join(["bytes in no time: not shown", *notes])}

@@ -202,7 +202,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "pass": pl.String,
         "round": pl.Int64,
         "prompt_tokens": pl.Int64,  # of requests that came through
-        "working_set_tokens": pl.Int64,  # in different blocks that the pass asks for
+        "working_set_tokens": pl.Int64,  # in different blocks that the pass asks for; of a pool: open at a time
         **{f"capacity_{tier}_tokens": pl.Int64 for tier in CACHES},  # null: no such tier, or no limit
         **{f"predicted_{tier}": pl.Int64 for tier in CACHES},
         **{f"measured_{tier}": pl.Int64 for tier in (*CACHES, "unknown")},
@@ -240,6 +240,134 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "percent": pl.Float64,  # of the ceiling, at most 100; median over trials
         "note": pl.String,  # why there is no roofline, why it decides nothing, or why a rate isn't shown
     },
+    # One row a step between two samples × direction, of each setup's and suite's first valid trial: what crossed PCIe.
+    "pcie_trace": {
+        **_TRIAL,
+        "direction": pl.String,  # store: the device sent | load: it received
+        "workload": pl.String,  # that most of the step fell into; null: between passes
+        "pass": pl.String,
+        "round": pl.Int64,
+        "start_s": pl.Float64,  # since the first timed pass began
+        "end_s": pl.Float64,
+        "gb_per_s": pl.Float64,  # mean over the step, packet headers included
+        "turns": pl.Int64,  # times that a 32-bit counter is taken to have started over, going by the engine's bytes
+    },
+    # One row a setup × workload × direction: bytes over PCIe as the device, the engine and its hit tokens have them.
+    "pcie_bytes": {
+        "setup": pl.String,
+        "suite": pl.String,
+        "workload": pl.String,
+        "direction": pl.String,  # store | load: of all the workload's passes that do
+        "n": pl.Int64,  # valid trials whose samples set the workload's passes apart
+        "counted_bytes": pl.Float64,  # by the device, headers included, whole turns completed; medians over trials
+        "engine_bytes": pl.Float64,  # by the engine's byte counter; null: it has none
+        "expected_bytes": pl.Float64,  # tokens computed and stored, or hit below the device, × KV bytes a token
+        "counted_ratio": pl.Float64,  # counted ÷ expected; median, least and largest over trials
+        "min_ratio": pl.Float64,
+        "max_ratio": pl.Float64,
+        "turns": pl.Int64,  # most that were added in a trial
+    },
+    # One row a trial that started a process: what it held its GPU, or its machine, for.
+    "held": {
+        **_TRIAL,
+        "status": pl.String,
+        "gpus": pl.Int64,  # 0: no GPU, the machine was held
+        "cores": pl.Int64,
+        "held_s": pl.Float64,  # first process started until all were gone
+        "start_s": pl.Float64,  # until the engine was ready
+        "warm_up_s": pl.Float64,  # unmeasured prompts, prompts generated, the configuration read back
+        "timed_s": pl.Float64,  # in timed passes
+        "between_s": pl.Float64,  # between them: waits until stores were flat, resets, counters read
+        "right_kv_s": pl.Float64,  # passes that show whether loaded KV is right, and their drains
+        "stop_s": pl.Float64,
+        "rest_s": pl.Float64,  # of a trial that failed: what came after the last part that it finished
+        "client_cpu_s": pl.Float64,  # in timed passes
+        "client_share": pl.Float64,  # of all cores while they ran, 0–1
+        "sampler_share": pl.Float64,  # of all cores while samples were taken, 0–1; null: not recorded
+    },
+    # One row a setup × workload whose trials have two engines: what the second found of what the first had stored.
+    "sharing": {
+        "setup": pl.String,
+        "suite": pl.String,
+        "workload": pl.String,
+        "n": pl.Int64,  # valid trials; numbers are medians over them
+        "prompts": pl.Int64,
+        "prompt_length": pl.Int64,
+        "concurrency": pl.Int64,
+        "answer": pl.String,  # found | in part | not found; null: the engine doesn't count
+        "second_hit": pl.Float64,  # share of the prompt tokens that the second engine didn't compute, 0–1
+        "own_hit": pl.Float64,  # the same of the engine that stored, asked again
+        "ttft_stored_s": pl.Float64,  # cold, through the engine that stores
+        "ttft_second_s": pl.Float64,
+        "ttft_own_s": pl.Float64,
+        "second_to_stored": pl.Float64,  # ratios inside a trial
+        "second_to_own": pl.Float64,
+        "loaded_bytes": pl.Float64,  # by the second engine, where bytes are counted
+        "load_gb_per_s": pl.Float64,  # as in ``limits``
+        "load_basis": pl.String,
+    },
+    # One row a pass of a valid trial in which conversations took turns. Times and rates are those of the window.
+    "ladder": {
+        **_TRIAL,
+        "workload": pl.String,
+        "round": pl.Int64,
+        "pool": pl.Int64,  # conversations open at a time
+        "conversation_tokens": pl.Int64,  # prompt tokens of a last turn
+        "working_set_tokens": pl.Int64,  # pool × conversation_tokens
+        "order": pl.String,
+        "concurrency": pl.Int64,
+        "requests": pl.Int64,  # of the whole pass
+        "steady": pl.Boolean,  # the window is the steady state; else the whole pass, which has none
+        "window_start_s": pl.Float64,  # since the pass began
+        "window_end_s": pl.Float64,
+        "window_requests": pl.Int64,  # that ended inside
+        "tokens_per_s": pl.Float64,  # prompt and output tokens of those requests, over the window
+        "requests_per_s": pl.Float64,
+        "ttft_median_s": pl.Float64,
+        "ttft_max_s": pl.Float64,
+        # Tokens and bytes are those of the whole pass: counters are read at its ends.
+        "prompt_tokens": pl.Int64,
+        "measured_hits": pl.Int64,
+        **{f"measured_{tier}": pl.Int64 for tier in CACHES},
+        "predicted_hits": pl.Int64,  # by the hit oracle; null: the setup has no tier
+        **{f"predicted_{tier}": pl.Int64 for tier in CACHES},
+        "predicted_ceiling": pl.Int64,  # tiers without limits
+        **{f"capacity_{tier}_tokens": pl.Int64 for tier in CACHES},  # null: no such tier, or no limit
+        "stored_bytes": pl.Int64,
+        "loaded_bytes": pl.Int64,
+        "disk_write_bytes": pl.Int64,
+        "disk_read_bytes": pl.Int64,
+        "stored_per_loaded": pl.Float64,
+        "disk_written_per_read": pl.Float64,
+        "stored_gb_per_1000": pl.Float64,  # GB a thousand requests
+        "disk_written_gb_per_1000": pl.Float64,
+    },
+    # One row a pass of `ladder` × turn: requests that ended inside its window.
+    "turns": {
+        **_TRIAL,
+        "workload": pl.String,
+        "round": pl.Int64,
+        "pool": pl.Int64,
+        "working_set_tokens": pl.Int64,
+        "steady": pl.Boolean,
+        "turn": pl.Int64,  # from 0
+        "n": pl.Int64,
+        "prompt_tokens": pl.Int64,
+        "cached_tokens": pl.Float64,  # as the server's usage says, median
+        "ttft_median_s": pl.Float64,
+    },
+    # One row a setup that hit in `ladder` × order: where its hits fall to half of those of tiers without limits.
+    "cliffs": {
+        "setup": pl.String,
+        "order": pl.String,
+        "blocks": pl.Int64,
+        "halved": pl.Int64,  # of them, blocks in which they did
+        "tokens": pl.Float64,  # working set, interpolated, median over blocks; null unless they did in all
+        "tokens_low": pl.Float64,
+        "tokens_high": pl.Float64,
+        "largest": pl.Int64,  # working set measured
+        **{f"capacity_{tier}_tokens": pl.Int64 for tier in CACHES},
+    },
     # One row a measurement of a link of a host.
     "rooflines": {
         "host_id": pl.String,  # null: an old file that doesn't say
@@ -274,6 +402,13 @@ class Tables:
     oracle: pl.DataFrame
     parity: pl.DataFrame
     limits: pl.DataFrame
+    pcie_trace: pl.DataFrame
+    pcie_bytes: pl.DataFrame
+    held: pl.DataFrame
+    sharing: pl.DataFrame
+    ladder: pl.DataFrame
+    turns: pl.DataFrame
+    cliffs: pl.DataFrame
     rooflines: pl.DataFrame
     context: dict[str, Any] = field(default_factory=dict)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import polars as pl
 from pydantic import ValidationError
 
 from kvladder.config.records import TrialRecord, Verdict
@@ -66,6 +67,17 @@ def read_trial(folder: Path) -> RawTrial:
         if record.status == "failed":
             status, reason = "failed", record.reason or reason
     return RawTrial(folder, setup, suite, int(repeat), run, record, verdict, status, reason)
+
+
+_SAMPLE = dict.fromkeys(("t_ns", "sampler_cpu_ns", "pcie_tx_bytes", "pcie_rx_bytes"), pl.Int64)
+
+
+def samples(folder: Path) -> pl.DataFrame:
+    """A trial's host and device samples in order, as far as tables show them; no rows where there are none."""
+    try:
+        return pl.read_ndjson(folder / "probes.jsonl", schema=_SAMPLE)
+    except (OSError, pl.exceptions.PolarsError):
+        return pl.DataFrame(schema=_SAMPLE)
 
 
 def _first_line(error: Exception) -> str:

@@ -9,6 +9,10 @@ from kvladder.config.experiment import Scalar
 from kvladder.serving.process import ProcessSpec, Readiness
 from kvladder.setups.base import HASH_SEED, SetupConfig, SetupContext
 
+GPU_SHARE = 0.9
+"""Of the device's memory, what the engines of a trial may take together: each checks at its start that its share is
+free (vLLM's ``request_memory``), also where the pool's size is given in bytes."""
+
 SERVED_NAME = "kvladder"
 """Name that requests use: equal for every model, so that no path of a machine gets into a request."""
 
@@ -54,6 +58,7 @@ def arguments(setup: SetupConfig, context: SetupContext) -> dict[str, Scalar]:
         "dtype": model.dtype,
         "seed": 0,
         "max-model-len": engine.max_model_len,
+        "tensor-parallel-size": engine.tensor_parallel if engine.tensor_parallel > 1 else None,
         "max-num-seqs": engine.max_num_seqs,
         "max-num-batched-tokens": engine.max_num_batched_tokens,
         "block-size": engine.block_size,
@@ -62,6 +67,8 @@ def arguments(setup: SetupConfig, context: SetupContext) -> dict[str, Scalar]:
         "enforce-eager": engine.eager,
         "enable-prefix-caching" if setup.prefix_caching else "no-enable-prefix-caching": True,
     }
+    if context.engines > 1 and context.stack.device == "cuda":
+        result["gpu-memory-utilization"] = GPU_SHARE / context.engines
     if model.weights != "checkpoint":
         result["load-format"] = model.weights
     if model.weights == "seeded":
@@ -86,12 +93,14 @@ def engine_spec(setup: SetupConfig, context: SetupContext, api_key: str) -> Proc
     # An engine that computes on the host's cores would keep the client from the one it needs to read the clock.
     yielding = ["nice", "-n", "10"] if context.stack.device == "cpu" else []
     return ProcessSpec(
-        name="engine",
+        name=context.server,
         argv=[*yielding, str(context.python), *context.stack.api_server, *flags(arguments(setup, context))],
         env=env,
         cwd=context.folder,
-        log=context.folder / "logs" / "engine.log",
+        log=context.log,
         ready=Readiness(port=port, http_path="/health", key=api_key, deadline_s=context.engine.ready_s),
         metrics_url=f"http://127.0.0.1:{port}/metrics",
         secrets=frozenset({"VLLM_API_KEY"}),
+        # An engine that sizes its pool by what it finds free on the GPU must find the others' in place.
+        beside=context.number > 0 and (context.stack.device != "cuda" or context.engine.kv_pool_bytes is not None),
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvladder.config.records import EffectiveConfig
+from kvladder.counters.reading import engine_name
 from kvladder.serving.process import ServerGroup
 from kvladder.serving.readback import mapped_modules
 from kvladder.setups.base import SetupConfig, SetupContext
@@ -54,7 +55,7 @@ def server_info(port: int, api_key: str) -> dict[str, Any] | None:
 def read_back(
     setup: SetupConfig, context: SetupContext, group: ServerGroup, info: dict[str, Any] | None
 ) -> EffectiveConfig:
-    """Effective configuration of a setup's running servers; what can't be read is None.
+    """Effective configuration of the context's engine and the setup's side processes; what can't be read is None.
 
     ``info`` is the engine's answer to `server_info`.
     """
@@ -63,7 +64,7 @@ def read_back(
         config = {}
     cache = config.get("cache_config") or {}
     transfer = config.get("kv_transfer_config") or {}
-    log = _text(context.folder / "logs" / "engine.log")
+    log = _text(context.log)
     pool = kv_pool_tokens(log)
     block = cache.get("block_size")
     per_token = context.kv_bytes_per_token
@@ -78,7 +79,7 @@ def read_back(
         connector_config=transfer.get("kv_connector_extra_config"),
         prefix_caching=cache.get("enable_prefix_caching"),
         engine_version=engine_version(log),
-        modules=mapped_modules(group.tree(), wanted),
+        modules=mapped_modules(_own_tree(context, group), wanted),
         capacity_tokens=capacity,
         details={
             "settings": _settings(setup, log),
@@ -92,6 +93,12 @@ def read_back(
             "load_format": (config.get("load_config") or {}).get("load_format"),
         },
     )
+
+
+def _own_tree(context: SetupContext, group: ServerGroup) -> list[int]:
+    """Pids of the context's engine and of side processes: another engine's extensions are no evidence for this one."""
+    others = {engine_name(number) for number in range(context.engines)} - {context.server}
+    return [pid for process in group if process.name not in others for pid in process.tree()]
 
 
 def _settings(setup: SetupConfig, log: str) -> dict[str, Any]:

@@ -16,9 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from kvladder.config.experiment import Trial, effective
-from kvladder.config.records import EffectiveConfig, FileEntry, PassRecord, StartRecord, TrialRecord
-from kvladder.config.traffic import RIGHT_KV, PassPlan
-from kvladder.load import PassResult, RequestTrace, run_pass, write_records
+from kvladder.config.records import (
+    EffectiveConfig,
+    FileEntry,
+    FurtherEngine,
+    PassRecord,
+    PoolRecord,
+    StartRecord,
+    TrialRecord,
+)
+from kvladder.config.traffic import RIGHT_KV, PassPlan, Pool
+from kvladder.load import PassResult, RequestTrace, processes_for, run_in_processes, write_records
 from kvladder.probes.sampler import sampling
 from kvladder.provenance.host import describe_harness, describe_host
 from kvladder.serving.process import ServerFailed
@@ -33,14 +41,15 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def run_start(job: Job, setup: str, run: str, folder: Path) -> StartRecord:
-    """Bring a setup up once: readiness, effective configuration, one prompt, memory; then stop it.
+    """Bring a setup up once, with as many engines as a suite needs: readiness, effective configuration, one prompt,
+    memory; then stop it.
 
     ``folder`` is this start's own scratch folder. What can't start is known before hours are spent measuring.
     """
     config = job.config
     say = Say(f"start {setup}", job.write)
     _fresh(folder)
-    attempt = Attempt(job, setup, f"{config.experiment}-start-{setup}-{run}", folder, say)
+    attempt = Attempt(job, setup, f"{config.experiment}-start-{setup}-{run}", folder, say, engines=config.engines())
     effective_config, ttft, resident, stop_ns, reason = EffectiveConfig(), None, None, None, None
     workload = max(config.workloads.values(), key=lambda item: item.longest_prompt())
     try:
@@ -73,7 +82,8 @@ def run_trial(job: Job, trial: Trial, folder: Path) -> TrialRecord:
     say = Say(f"{trial.setup} {trial.suite} r{trial.repeat}", job.write)
     _fresh(folder)
     namespace = f"{job.config.experiment}-{trial.setup}-{trial.suite}-r{trial.repeat}"
-    run = _Run(job, trial, Attempt(job, trial.setup, namespace, folder, say))
+    engines = job.config.engines(trial.suite)
+    run = _Run(job, trial, Attempt(job, trial.setup, namespace, folder, say, engines=engines))
     reason = None
     try:
         with run.attempt.up() as session:
@@ -103,6 +113,7 @@ class _Run:
         self.session: Session | None = None
         self.rss_bytes: int | None = None
         self.effective = EffectiveConfig()
+        self.further_engines: dict[str, FurtherEngine] = {}
 
     def measure(self, session: Session) -> None:
         """Warm up, then every workload of the suite with its passes, then what shows whether loaded KV is right."""
@@ -117,8 +128,13 @@ class _Run:
         self.rss_bytes = memory(session.group.tree()).rss_bytes
         # Setups of a block get the same prompts: the namespace names the block, not the setup.
         self.effective = session.effective
+        self.further_engines = session.further_engines
         traffic = session.traffic(f"{suite}/r{self.trial.repeat}", self.effective)
-        plans = {name: workloads[name].passes(name, traffic) for name in names}
+        try:
+            plans = {name: workloads[name].passes(name, traffic) for name in names}
+        except ValueError as error:  # of a pool whose size follows from what the servers said
+            raise session.failed(f"no prompts can be made: {error}") from error
+        session.check_room(plan for each in plans.values() for plan in each)
         # Where nothing is loaded there is nothing to check.
         checked = self.config.right_kv if session.setup.tier is not None else None
         if checked is not None:
@@ -141,7 +157,7 @@ class _Run:
         records: list[RequestTrace] = []
         try:
             for plan in plans:
-                session.reset_before(plan.name)
+                session.reset_before(plan.name, plan.engine)
                 result = self._pass(session, plan, top_logprobs)
                 records += result.records
                 # What was timed is complete by then: requests that fail are for the gates to judge.
@@ -153,10 +169,22 @@ class _Run:
     def _pass(self, session: Session, plan: PassPlan, top_logprobs: int | None) -> PassResult:
         session.snapshot(f"{plan.label}:start")
         progress = self.say.requests(plan.label, session.group.check_alive)
-        result = run_pass(session.target, plan, self.job.limits, progress, top_logprobs)
+        load = self.config.load
+        processes = processes_for(plan, load.processes)
+        if processes < load.processes:
+            self.say(f"{plan.label}: client processes: {processes}, for the pass allows no more")
+        result = run_in_processes(
+            session.targets[plan.engine],
+            plan,
+            self.job.limits,
+            processes,
+            progress=progress,
+            top_logprobs=top_logprobs,
+            cores=load.cores,
+        )
         # A server that died mid-pass is the reason, not the broken connections that it left.
         session.group.check_alive()
-        drain = session.drain()
+        drain = session.drain(plan.engine)
         session.snapshot(f"{plan.label}:end")
         session.group.check_alive()
         self.passes.append(
@@ -175,6 +203,11 @@ class _Run:
                 read_late_max_ns=result.lateness.max_ns,
                 edge_late_max_ns=result.lateness.edge_max_ns,
                 client_cpu_ns=result.client_cpu_ns,
+                client_process_cpu_ns=result.process_cpu_ns if processes > 1 else None,
+                engine=plan.engine,
+                pool=None if plan.pool is None else _pool(plan.pool),
+                ramp_s=plan.ramp_s,
+                unsent=result.unsent,
                 durable_ns=drain.durable_ns,
                 drained=drain.drained,
             )
@@ -185,8 +218,9 @@ class _Run:
     def _check_served(session: Session, plan: PassPlan, result: PassResult) -> None:
         """A server that lives but serves nothing has failed; its log knows why, or the first request does."""
         if all(record.status != "ok" for record in result.records):
-            logged = log_cause(session.group.named("engine").spec.log)
-            raise session.failed(logged or f"no request of {plan.label} came through: {result.records[0].error}")
+            logged = log_cause(session.contexts[plan.engine].log)
+            why = logged or f"no request of {plan.label} came through: {result.records[0].error}"
+            raise session.failed(why, plan.engine)
 
     def finish(self, reason: str | None) -> TrialRecord:
         """Write the remaining raw files, then ``trial.json``."""
@@ -214,6 +248,7 @@ class _Run:
             config=effective(self.config, trial.setup, trial.suite),
             expected=self._expected(),
             effective=self.effective,
+            further_engines=self.further_engines,
             servers=self.attempt.records(),
             passes=self.passes,
             marks=self.marks,
@@ -227,7 +262,7 @@ class _Run:
         session, setup = self.session, self.attempt.setup
         block, stack = self.effective.block_size, self.job.stack.config
         return {
-            "title": setup.title,
+            "title": setup.shown_title(self.trial.setup),
             "tier": setup.tier,
             "prefix_caching": setup.prefix_caching,
             "connector": setup.connector(session.context) if session is not None else None,
@@ -240,6 +275,10 @@ class _Run:
             "native_unlisted": [key for key in setup.native_modules() if not stack.native.get(key)],
             "ours_in_path": setup.ours_in_path,
         }
+
+
+def _pool(pool: Pool) -> PoolRecord:
+    return PoolRecord(size=pool.size, tokens=pool.tokens, order=pool.order)
 
 
 def _fresh(folder: Path) -> None:

@@ -11,27 +11,28 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kvladder.config import stack as stacks
 from kvladder.config.experiment import ExperimentConfig, kv_bytes_per_token
-from kvladder.config.records import CounterSnapshot, EffectiveConfig, ServerRecord
+from kvladder.config.records import CounterSnapshot, EffectiveConfig, FurtherEngine, ServerRecord
 from kvladder.config.stack import StackConfig, StackStamp
-from kvladder.config.traffic import PassName, PassPlan, TrafficContext
+from kvladder.config.traffic import PassName, PassPlan, Prefix, TrafficContext
 from kvladder.counters.drain import Drain, files_activity, wait_until_flat
-from kvladder.counters.reading import parse_pages
+from kvladder.counters.reading import engine_name, parse_pages, seen_from
 from kvladder.counters.scrape import scrape
 from kvladder.load import Limits, Progress, Target, run_pass
 from kvladder.serving.errors import NotClean
 from kvladder.serving.hygiene import after_stop, before_start
 from kvladder.serving.lease import lease
 from kvladder.serving.ports import Ports, reserve
-from kvladder.serving.process import ServerFailed, ServerGroup, servers
+from kvladder.serving.process import ProcessSpec, ServerFailed, ServerGroup, servers
 from kvladder.setups.base import COUNTER_FILES, SetupConfig, SetupContext
+from kvladder.stack import variants
 from kvladder.stack.paths import ROOT
 from kvladder.trial.engine import SERVED_NAME, engine_spec
 from kvladder.trial.readback import read_back, server_info
@@ -64,6 +65,23 @@ class Stack:
         """Variables without which a preinstalled stack isn't found: servers don't inherit them."""
         path = os.environ.get("PYTHONPATH")
         return {"PYTHONPATH": path} if self.stamp.source == "preinstalled" and path else {}
+
+    def environment(self, variant: str) -> dict[str, str]:
+        """What servers of a setup that runs this variant of the stack need, and say which one it was.
+
+        Raises OSError where the stack has no such variant.
+        """
+        env = dict(self.env)
+        watched = variants.modules(self.stamp.patched_files)
+        if watched:
+            env[variants.WATCHED] = ",".join(sorted(watched))
+        if variant == variants.STOCK:
+            stock = variants.folder(self.folder.absolute())
+            if not stock.is_dir():
+                # An engine would pass over it without a word, and run patched.
+                raise FileNotFoundError(f"{stock} is missing: run `snakemake env --forcerun install_stack`")
+            env["PYTHONPATH"] = os.pathsep.join([str(stock), *filter(None, [env.get("PYTHONPATH")])])
+        return env
 
     @property
     def caches(self) -> Path:
@@ -112,34 +130,57 @@ class Say:
 
 @dataclass(slots=True)
 class Session:
-    """Running servers of one setup, and what was read back from them."""
+    """Running servers of one setup, and what was read back from them.
+
+    ``contexts``, ``targets`` and ``infos`` have one entry an engine.
+    """
 
     job: Job
     setup: SetupConfig
-    context: SetupContext
+    contexts: list[SetupContext]
     group: ServerGroup
-    target: Target
+    targets: list[Target]
     devices: list[str]
     shape: dict[str, Any]
-    info: Future[dict[str, Any] | None]
+    infos: list[Future[dict[str, Any] | None]]
     urls: dict[str, str]
     snapshots: list[CounterSnapshot] = field(default_factory=list)
 
     @property
+    def context(self) -> SetupContext:
+        """That of the first engine and of the side processes."""
+        return self.contexts[0]
+
+    @property
     def effective(self) -> EffectiveConfig:
-        """What the servers say of themselves now. Waits for the engine's answer."""
-        return read_back(self.setup, self.context, self.group, self.info.result())
+        """What the first engine and the side processes say of themselves now. Waits for the engine's answer."""
+        return self._effective(0)
+
+    @property
+    def further_engines(self) -> dict[str, FurtherEngine]:
+        """The same of the other engines, with what was asked of each, by server name."""
+        return {
+            context.server: FurtherEngine(
+                connector=self.setup.connector(context), effective=self._effective(context.number)
+            )
+            for context in self.contexts[1:]
+        }
+
+    def _effective(self, number: int) -> EffectiveConfig:
+        return read_back(self.setup, self.contexts[number], self.group, self.infos[number].result())
 
     def snapshot(self, mark: str) -> None:
         """Scrape every server and keep the raw pages under ``mark``."""
         self.snapshots.append(scrape(self.urls, mark))
 
-    def drain(self) -> Drain:
-        """Wait until the setup's store counters are flat, and its files, within the configured deadline."""
-        load, folder = self.job.config.load, self.setup.disk_folder(self.context)
+    def drain(self, engine: int = 0) -> Drain:
+        """Wait until the store counters of an engine and of the side processes are flat, and its files, within the
+        configured deadline."""
+        load, folder = self.job.config.load, self.setup.disk_folder(self.contexts[engine])
 
         def activity() -> Mapping[str, float] | None:
-            found = self.setup.store_activity(parse_pages(scrape(self.urls, "drain").pages))
+            pages = parse_pages(scrape(self.urls, "drain").pages)
+            found = self.setup.store_activity(seen_from(pages, engine))
             return found if folder is None or found is None else {**found, **files_activity(folder)}
 
         return wait_until_flat(activity, load.quiet_s, load.drain_s)
@@ -160,34 +201,46 @@ class Session:
             vocab_size=text["vocab_size"],
             block_size=effective.block_size or config.engine.block_size or 16,
             reserved_ids=frozenset(token for token in special if isinstance(token, int)),
-            capacity_tokens=effective.capacity_tokens,
+            capacity_tokens=self._capacities(effective),
         )
 
+    def _capacities(self, effective: EffectiveConfig) -> dict[str, int]:
+        """Tokens by tier, of the device as read back and of the experiment's tier in host memory: equal for every setup
+        of a block, also for one that doesn't have it."""
+        found = {} if effective.kv_pool_tokens is None else {"gpu": effective.kv_pool_tokens}
+        sizes, per_token = self.job.config.host_tier_bytes(), self.context.kv_bytes_per_token
+        if len(sizes) == 1 and per_token:
+            found["cpu"] = sizes.pop() // per_token
+        return found
+
     def warm_up(self, workload: WorkloadConfig, suite: str) -> int:
-        """Send one unmeasured prompt of the workload's length twice; returns the first TTFT in ns.
+        """Send each engine an unmeasured prompt of its own, of the workload's length, twice; returns the first TTFT in
+        ns.
 
         Lazy initialisation of computing, storing and loading is over before the clock starts.
-        Raises ServerFailed when the server doesn't answer it.
+        Raises ServerFailed when a server doesn't answer it.
         """
         output = workload.output_tokens
         tokens = workload.longest_prompt() - output
         # The engine may still be busy answering for its configuration: these prompts need none of it.
-        requests = Prompts(WARM_UP, self.traffic(suite, EffectiveConfig())).requests(1, tokens, output)
-        plan = PassPlan(WARM_UP, "cold", 0, 1, requests)
+        prompts = Prompts(WARM_UP, self.traffic(suite, EffectiveConfig())).requests(len(self.targets), tokens, output)
         times: list[int] = []
         names: tuple[PassName, ...] = ("cold", "first-hit")
-        for name in names:
-            self.reset_before(name)
-            record = run_pass(self.target, plan, self.job.limits).records[0]
-            if record.status != "ok" or record.first_token_ns is None or record.send_ns is None:
-                self.group.check_alive()
-                raise self.failed(f"warm-up request failed: {record.error}")
-            times.append(record.first_token_ns - record.send_ns)
-            self.drain()
+        for engine, prompt in enumerate(prompts):
+            plan = PassPlan(WARM_UP, "cold", 0, 1, [dataclasses.replace(prompt, index=0)], engine=engine)
+            for name in names:
+                self.reset_before(name, engine)
+                record = run_pass(self.targets[engine], plan, self.job.limits).records[0]
+                if record.status != "ok" or record.first_token_ns is None or record.send_ns is None:
+                    self.group.check_alive()
+                    raise self.failed(f"warm-up request failed: {record.error}", engine)
+                times.append(record.first_token_ns - record.send_ns)
+                self.drain(engine)
         return times[0]
 
-    def reset_before(self, name: PassName) -> None:
-        """Empty what the setup wants emptied before a pass of that name; the tiers below keep what they have.
+    def reset_before(self, name: PassName, engine: int = 0) -> None:
+        """Empty what the setup wants emptied in an engine before a pass of that name; the tiers below keep what they
+        have.
 
         Engines note finished copies only while they step, and an idle one may not: copied blocks stay in use, which
         makes a reset fail, and what was copied last can't be hit. So a prompt of one token makes it step first; it
@@ -200,41 +253,71 @@ class Session:
         path = "/reset_prefix_cache" + ("?reset_external=true" if what == "host" else "")
         deadline = time.monotonic() + self.job.config.load.drain_s
         while True:
-            self._nudge()
-            status, body = self._post(path)
+            self._nudge(engine)
+            status, body = self._post(path, engine)
             try:
                 done = status == http.client.OK and (not body.strip() or json.loads(body).get("success", True))
             except (ValueError, AttributeError) as error:
-                raise self.failed(f"reset before {name}: unreadable answer {body[:200]!r}") from error
+                raise self.failed(f"reset before {name}: unreadable answer {body[:200]!r}", engine) from error
             if done:
                 return
             if time.monotonic() >= deadline:
-                raise self.failed(f"reset before {name} refused: {status} {body[:200]!r}")
+                raise self.failed(f"reset before {name} refused: {status} {body[:200]!r}", engine)
             time.sleep(0.2)
 
-    def _nudge(self) -> None:
+    def profile(self, what: Literal["start", "stop"]) -> None:
+        """Start or stop the first engine's profiler. Raises ServerFailed unless it says that it did."""
+        status, body = self._post(f"/{what}_profile", 0)
+        if status != http.client.OK:
+            raise self.failed(f"{what} of the profile refused: {status} {body[:200]!r}")
+
+    def _nudge(self, engine: int) -> None:
         """One request of one token, unmeasured."""
         prompt = Prompts(f"{WARM_UP}-nudge", self.traffic("nudge", EffectiveConfig())).requests(1, 1, 1)
-        record = run_pass(self.target, PassPlan(WARM_UP, "cold", 0, 1, prompt), self.job.limits).records[0]
+        plan = PassPlan(WARM_UP, "cold", 0, 1, prompt, engine=engine)
+        record = run_pass(self.targets[engine], plan, self.job.limits).records[0]
         if record.status != "ok":
             self.group.check_alive()
-            raise self.failed(f"request before a reset failed: {record.error}")
+            raise self.failed(f"request before a reset failed: {record.error}", engine)
 
-    def _post(self, path: str) -> tuple[int, bytes]:
+    def _post(self, path: str, engine: int) -> tuple[int, bytes]:
         """Status and body of a POST without content. Raises ServerFailed where none comes."""
-        connection = http.client.HTTPConnection(self.target.host, self.target.port, timeout=60)
+        target = self.targets[engine]
+        connection = http.client.HTTPConnection(target.host, target.port, timeout=60)
         try:
-            connection.request("POST", path, headers={"Authorization": f"Bearer {self.target.api_key}"})
+            connection.request("POST", path, headers={"Authorization": f"Bearer {target.api_key}"})
             response = connection.getresponse()
             return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise self.failed(f"POST {path} failed: {error}") from error
+            raise self.failed(f"POST {path} failed: {error}", engine) from error
         finally:
             connection.close()
 
-    def failed(self, reason: str) -> ServerFailed:
-        """The engine's failure with this reason, to be raised."""
-        return ServerFailed("engine", reason, self.group.named("engine").spec.log)
+    def check_room(self, plans: Iterable[PassPlan]) -> None:
+        """Raises ServerFailed where the disk of the setup's tier hasn't room for what these passes can store.
+
+        Engines evict no file; one that finds the disk full loses KV in the middle of a pass and goes on.
+        """
+        folder, per_token = self.setup.disk_folder(self.context), self.context.kv_bytes_per_token
+        if folder is None or per_token is None:
+            return
+        stored: dict[int, int] = {}
+        for plan in plans:
+            for request in plan.requests:
+                text = request.prompt.text if isinstance(request.prompt, Prefix) else request.prompt
+                stored[id(text)] = max(stored.get(id(text), 0), len(request.prompt) + request.output_tokens)
+        needed = sum(stored.values()) * per_token
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(there).free
+        if needed > free:
+            raise self.failed(
+                f"the tier on disk may need {needed / 1e9:.1f} GB, and {there} has {free / 1e9:.1f} GB free: "
+                "send fewer prompts, or name a larger disk in `files.path`"
+            )
+
+    def failed(self, reason: str, engine: int = 0) -> ServerFailed:
+        """An engine's failure with this reason, to be raised."""
+        return ServerFailed(engine_name(engine), reason, self.contexts[engine].log)
 
 
 def model_shape(job: Job) -> dict[str, Any]:
@@ -253,8 +336,8 @@ def model_shape(job: Job) -> dict[str, Any]:
 class Attempt:
     """One attempt to serve a setup: `up` is its context manager; what it started stays readable after a failure."""
 
-    def __init__(self, job: Job, setup: str, namespace: str, folder: Path, say: Say) -> None:
-        self.job, self.say = job, say
+    def __init__(self, job: Job, setup: str, namespace: str, folder: Path, say: Say, *, engines: int = 1) -> None:
+        self.job, self.say, self.engines = job, say, engines
         self.setup: SetupConfig = job.config.setups[setup]
         # What the tags of all attempts at it share.
         self.common = f"{namespace}-"
@@ -265,6 +348,8 @@ class Attempt:
         self.devices: list[str] = []
         self.startup_ns: int | None = None
         self.pids: list[int] = []
+        self.prepare: Callable[[ProcessSpec], ProcessSpec] = lambda spec: spec
+        """What is done to each server before it starts: a capture puts a profiler around it."""
 
     def records(self) -> list[ServerRecord]:
         """Every process that was started."""
@@ -278,7 +363,7 @@ class Attempt:
             earlier=self.common,
             ports=ports,
             devices=self.devices,
-            shm_bytes=self.setup.shared_memory_bytes(),
+            shm_bytes=self.setup.shared_memory_bytes() * (1 if self.setup.shares_pool else self.engines),
         )
         for note in baseline.notes:
             self.say(note)
@@ -315,7 +400,7 @@ class Attempt:
             )
             taken = held.enter_context(
                 lease(
-                    int(stack.config.device == "cuda"),
+                    config.engine.tensor_parallel if stack.config.device == "cuda" else 0,
                     holder=self.namespace,
                     host_slots=config.host_slots,
                     progress=self.say,
@@ -343,18 +428,25 @@ class Attempt:
                 namespace=self.namespace,
                 port=port,
                 kv_bytes_per_token=kv_bytes_per_token(shape, config.model.dtype),
+                engines=self.engines,
             )
-            disk = self.setup.disk_folder(context)
-            held.callback(shutil.rmtree, self.folder / COUNTER_FILES, ignore_errors=True)
-            if disk is not None:
-                # What counts about a tier on disk is in the counters, and it can be large.
-                held.callback(shutil.rmtree, disk, ignore_errors=True)
+            contexts = [context.of_engine(number) for number in range(self.engines)]
+            for each in contexts:
+                each.folder.mkdir(parents=True, exist_ok=True)
+                held.callback(shutil.rmtree, each.folder / COUNTER_FILES, ignore_errors=True)
+                disk = self.setup.disk_folder(each)
+                if disk is not None:
+                    # What counts about a tier on disk is in the counters, and it can be large.
+                    held.callback(shutil.rmtree, disk, ignore_errors=True)
             api_key = secrets.token_urlsafe(24)
-            specs = [*self.setup.side_processes(context), engine_spec(self.setup, context, api_key)]
+            specs = self.setup.side_processes(context)
+            specs += [engine_spec(self.setup, each, api_key) for each in contexts]
+            specs = list(map(self.prepare, specs))
+            environment = stack.environment(self.setup.variant)
             held.enter_context(self._clean_host([number for each in ports.values() for number in each.ports]))
             started = time.monotonic_ns()
             self.group = servers(
-                [dataclasses.replace(spec, env={**taken.env, **stack.env, **spec.env}) for spec in specs],
+                [dataclasses.replace(spec, env={**taken.env, **environment, **spec.env}) for spec in specs],
                 tag=self.namespace,
                 caches=stack.caches,
                 hold=[*taken.fds, *(fd for each in ports.values() for fd in each.fds)],
@@ -362,19 +454,19 @@ class Attempt:
                 progress=self.say,
             )
             # Entered before the servers, so left after them: a question that hangs ends with the one who was asked.
-            asking = held.enter_context(ThreadPoolExecutor(1))
+            asking = held.enter_context(ThreadPoolExecutor(self.engines))
             held.enter_context(self.group)
             self.pids = self.group.tree()
             self.startup_ns = time.monotonic_ns() - started
             yield Session(
                 job=self.job,
                 setup=self.setup,
-                context=context,
+                contexts=contexts,
                 group=self.group,
-                target=Target("127.0.0.1", port("engine"), SERVED_NAME, api_key),
+                targets=[Target("127.0.0.1", each.port("engine"), SERVED_NAME, api_key) for each in contexts],
                 devices=self.devices,
                 shape=shape,
                 # Takes seconds (the engine collects its whole environment): the warm-up goes on meanwhile.
-                info=asking.submit(server_info, port("engine"), api_key),
+                infos=[asking.submit(server_info, each.port("engine"), api_key) for each in contexts],
                 urls={spec.name: spec.metrics_url for spec in specs if spec.metrics_url is not None},
             )

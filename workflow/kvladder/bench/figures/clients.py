@@ -32,7 +32,7 @@ def over_concurrency(
     """A row of panels for each column of ``cells`` (column → title), a panel for each prompt length, each client's
     values × ``factor`` on a y axis that ``scale`` sets for a row; dotted lines are goals. Sizes of values: a bias below
     zero is drawn at its size."""
-    rows = tables.cells.filter((pl.col("kind") == "schedule") & (pl.col("cores") == 1) & pl.col("echo"))
+    rows = tables.cells.filter((pl.col("kind") == "schedule") & (pl.col("cores") == 1))
     lengths = rows["prompt_tokens"].unique().sort().to_list()
     spots = [(column, length) for column in columns for length in lengths]
     if not spots:

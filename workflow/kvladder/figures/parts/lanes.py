@@ -34,6 +34,8 @@ MOST_PANELS = 4
 LANE = 0.175
 """Inches."""
 _GAP = 0.13
+_BOLD = 1.15
+"""How much wider a bold title is than what is measured."""
 _LOG_FROM = 8.0
 _DECADE = 0.75
 """Inches that a decade of a logarithmic axis needs for labels at 1, 2 and 5."""
@@ -72,7 +74,7 @@ def panels(
 ) -> Grid | None:
     """Lay out one panel for each (suite, workload) in `data` and one row for each of its setups; None without data.
 
-    Cells of sweeps are left out: they have figures of their own.
+    Cells of sweeps are left out: they have figures of their own; and workloads of two engines, which have a table.
 
     At most 12 setups and 4 workloads are shown, the rest is counted below. `side` inches are kept free right of each
     panel; `lanes` writes the passes' names beside their lanes. Must be called inside `style()`.
@@ -81,7 +83,7 @@ def panels(
     have = set(data.filter(~pl.col("workload").str.contains(CELL, literal=True))["setup"])
     labels = setup_labels(tables, label_width(width))
     names = [setup for setup in labels if setup in have]
-    if not names:
+    if not names or not workloads:
         return None
     hidden = (max(0, len(names) - MOST_SETUPS), max(0, len(workloads) - MOST_PANELS))
     names, workloads = names[:MOST_SETUPS], workloads[:MOST_PANELS]
@@ -113,7 +115,7 @@ def panels(
         axis.tick_params(axis="x", length=0, pad=3)
         title = workload[1] if len(suites) == 1 else f"{workload[0]} / {workload[1]}"
         # The title stands over the panel's left edge, in ink: it is what tells panels apart.
-        figure.text(x / width, (y + height + 0.06) / total, _fit(title, panel), fontsize=TEXT, weight="bold")
+        figure.text(x / width, (y + height + 0.06) / total, fit(title, panel / _BOLD), fontsize=TEXT, weight="bold")
         for row in rows:
             if column == 0:
                 middle = (total - top - line * (height + between) - row.lane(1)) / total
@@ -170,11 +172,11 @@ def left_out(setups: int, workloads: int, without: Sequence[str]) -> str:
     return "; ".join(parts)
 
 
-def _fit(text: str, width: float) -> str:
-    """Shorten a title to a panel's width."""
-    for size in range(len(text), 3, -1):
-        label = short_labels([text], size)[text]
-        if text_width(label) * 1.15 <= width:  # bold is wider than what is measured
+def fit(text: str, width: float, size: float = TEXT) -> str:
+    """Shorten a text in the middle until it is no wider than that many inches; one letter is left at least."""
+    for length in range(len(text), 3, -1):
+        label = short_labels([text], length)[text]
+        if text_width(label, size) <= width:
             return label
     return text[:1]
 

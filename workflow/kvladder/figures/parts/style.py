@@ -57,7 +57,7 @@ LINES = tuple(role for role in COLOURS if role.startswith("line-"))
 """Roles of lines that stand for setups, in the order they are given out."""
 LINE_MARKERS = ("o", "D", "s", "^", "v", "P", "X", "<", ">", "p", "h", "*")
 DASHES = ("-", "--", "-.", ":")
-PASS_LABELS = {"cold": "cold", "first-hit": "first hit", "warm": "warm"}
+PASS_LABELS = {"cold": "cold", "first-hit": "first hit", "warm": "warm", "mixed": "mixed"}
 
 _RC: Any = {
     "font.family": "DejaVu Sans",
