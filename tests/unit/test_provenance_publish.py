@@ -79,6 +79,21 @@ def test_what_lies_there_stays(tmp_path: Path) -> None:
     assert own.read_text(encoding="utf-8") == "mine"
 
 
+def test_a_capture_is_published_as_its_tables_and_without_what_the_profiler_wrote(tmp_path: Path) -> None:
+    capture = tmp_path / "a" / "timelines" / "captures" / "native"
+    (capture / "tables").mkdir(parents=True)
+    (capture / "profile").mkdir()
+    (capture / "profile" / "engine.sqlite").write_bytes(b"large")
+    (capture / "capture.json").write_text("{}", encoding="utf-8")
+    events = pl.DataFrame({"start_ns": [1, 2], "name": ["execute", "gemm"]})
+    events.write_parquet(capture / "tables" / "events.parquet")
+    assert pack(tmp_path / "a", tmp_path / "raw.tar.xz") == 1
+    unpack(tmp_path / "raw.tar.xz", tmp_path / "b")
+    back = tmp_path / "b" / "timelines" / "captures" / "native" / "tables" / "events.parquet"
+    assert [path for path in (tmp_path / "b").rglob("*") if path.is_file()] == [back]
+    assert pl.read_parquet(back).equals(events)
+
+
 def test_a_name_that_is_not_published_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(Differs, match="'x' isn't published; there is: nothing"):
         rebuild(tmp_path, ["x"])

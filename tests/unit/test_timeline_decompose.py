@@ -130,6 +130,102 @@ def test_a_prompt_of_several_steps_is_computed_until_its_first_token(tmp_path: P
     assert (item.parts["lookup"], item.loaded_tokens) == (0, 0)
 
 
+def test_a_first_token_waits_for_the_step_that_is_launched_before_it_is_taken(tmp_path: Path) -> None:
+    engine = Database(tmp_path / "profile" / "engine.sqlite")
+    marks = [line for line in one_hit(engine) if line["name"] not in ("update", "outputs")]
+    marks += [
+        # As an engine that schedules asynchronously: the next step first, then the result of the one before. The front
+        # end is late: it has the second result as well when it passes the first on.
+        mark("execute", 97 * MS, 117 * MS, NAME, tokens=[1]),
+        mark("sample", round(117.5 * MS), 118 * MS, NAME),
+        mark("update", 119 * MS, 120 * MS, NAME),
+        mark("update", 121 * MS, 122 * MS, NAME),
+        mark("outputs", 123 * MS, requests=NAME),
+    ]
+    (item,) = taken_apart(tmp_path, marks, request("cmpl-a", 10 * MS, 125 * MS), engine=engine.close())
+    assert item.computed_tokens == 8
+    assert item.parts["next_step"] == round(20.5 * MS)
+    assert item.parts["sampling"] == (120 - 96) * MS - round(20.5 * MS)
+    assert item.parts["client_http"] == (4 + 5) * MS
+    assert sum(part or 0 for part in item.parts.values()) + item.remainder == 115 * MS
+
+
+def test_kernels_of_an_earlier_step_for_others_are_queueing(tmp_path: Path) -> None:
+    engine = Database(tmp_path / "profile" / "engine.sqlite")
+    engine.clock(1, 99 * MS)
+    marks = [mark("arrived", 10 * MS, requests=NAME)]
+    for name, start, tokens in ((["cmpl-b-0-9"], 20, 500), (NAME, 30, 1000)):
+        marks += [mark("execute", start * MS, (start + 2) * MS, name, tokens=[tokens])]
+        call = engine.call("cudaLaunchKernel", start * MS, start * MS + 10)
+        # The device is at the first step until 60 ms; the second step's kernels wait for it.
+        engine.kernel(*((20 * MS, 60 * MS) if start == 20 else (60 * MS, 90 * MS)), call=call)
+    marks += [mark("update", 91 * MS, 92 * MS, NAME), mark("outputs", 93 * MS, requests=NAME)]
+    (item,) = taken_apart(tmp_path, marks, request("cmpl-a", 10 * MS, 95 * MS), engine=engine.close())
+    assert item.parts["queue"] == (30 - 10 + 60 - 32) * MS
+    assert item.parts["recompute"] == (2 + 30) * MS
+    assert item.remainder == MS
+
+
+def test_a_step_whose_inputs_wait_behind_another_requests_kv_queues(tmp_path: Path) -> None:
+    engine = Database(tmp_path / "profile" / "engine.sqlite")
+    engine.clock(1, 99 * MS)
+    other = ["cmpl-b-0-9"]
+    kv = engine.call("cuMemcpyBatchAsync", 12 * MS, 12 * MS + 10)
+    engine.copy(15 * MS, 40 * MS, 1 << 30, stream=33, call=kv)
+    inputs = engine.call("cudaMemcpyAsync", 22 * MS, 22 * MS + 10)
+    engine.copy(40 * MS, 40 * MS + 100, 4096, stream=7, call=inputs)
+    first, last = (engine.call("cudaLaunchKernel", at * MS, at * MS + 10) for at in (20, 43))
+    engine.kernel(20 * MS, 25 * MS, call=first)
+    engine.kernel(43 * MS, 50 * MS, call=last)
+    marks = [
+        mark("arrived", 10 * MS, requests=[*other, *NAME]),
+        mark("load", 11 * MS, 13 * MS, other),
+        mark("loaded", 51 * MS, requests=other),
+        mark("execute", 20 * MS, 45 * MS, NAME, tokens=[1000]),
+        mark("update", 52 * MS, 53 * MS, NAME),
+        mark("outputs", 54 * MS, requests=NAME),
+    ]
+    (item,) = taken_apart(tmp_path, marks, request("cmpl-a", 10 * MS, 55 * MS), engine=engine.close())
+    # From 25 ms, when its own kernel is done, to 40 ms, when its inputs can go; and 10 ms before its step.
+    assert item.parts["queue"] == (15 + 10) * MS
+    assert item.parts["recompute"] == (5 + 10) * MS
+
+
+def burst(tmp_path: Path, launches: int) -> list[Decomposition]:
+    """Two requests whose load one mark begins, and so many copies of 10 ms, each launched for itself."""
+    engine = Database(tmp_path / "profile" / "engine.sqlite")
+    engine.clock(1, 99 * MS)
+    names = ["cmpl-a-0-1234", "cmpl-b-0-5678"]
+    for number in range(launches):
+        call = engine.call("cuMemcpyBatchAsync", (12 + number) * MS, (12 + number) * MS + 10)
+        engine.copy((20 + 10 * number) * MS, (30 + 10 * number) * MS, 1000 * (number + 1), call=call)
+    marks = [
+        mark("arrived", 10 * MS, requests=names),
+        mark("load", 11 * MS, 18 * MS, names),
+        mark("loaded", 61 * MS, requests=names),
+        mark("execute", 62 * MS, 70 * MS, names, tokens=[1000, 1000]),
+        mark("update", 71 * MS, 72 * MS, names),
+        mark("outputs", 73 * MS, requests=names),
+    ]
+    sent = [request("cmpl-a", 10 * MS, 75 * MS), request("cmpl-b", 10 * MS, 75 * MS, index=1)]
+    return taken_apart(tmp_path, marks, *sent, engine=engine.close())
+
+
+def test_a_load_of_two_requests_with_two_launches_is_one_each(tmp_path: Path) -> None:
+    first, second = burst(tmp_path, 2)
+    assert [item.transfer_bytes for item in (first, second)] == [1000, 2000]
+    assert [item.parts["transfer"] for item in (first, second)] == [10 * MS, 10 * MS]
+    # Each waits while the other's is copied, and 1 ms before its load and before its step.
+    assert (first.parts["queue"], second.parts["queue"]) == (12 * MS, 12 * MS)
+    assert (first.until_copies, second.until_copies) == (9 * MS, 19 * MS)
+    assert (first.after_copies, second.after_copies) == (31 * MS, 21 * MS)
+
+
+def test_launches_that_do_not_fit_a_loads_requests_are_for_all_of_them(tmp_path: Path) -> None:
+    for item in burst(tmp_path, 3):
+        assert (item.transfer_bytes, item.parts["transfer"], item.transfer_calls) == (6000, 30 * MS, 3)
+
+
 def test_a_request_without_marks_is_unexplained_and_says_so(tmp_path: Path) -> None:
     engine = Database(tmp_path / "profile" / "engine.sqlite")
     engine.clock(1)

@@ -84,6 +84,7 @@ def test_a_batch_is_one_event_and_its_rate_leaves_gaps_out(tmp_path: Path) -> No
         database.copy(10_000 * number, 10_000 * number + 5_000, 1000, call=call)
     (event,), _, _ = nsys.read(database.close(), "engine")
     assert (event.kind, event.count, event.bytes, event.busy) == ("h2d", 100, 100_000, 500_000)
+    assert event.calls == 1
     assert event.rate == pytest.approx(0.2e9)
     assert event.launched == OFFSET
 
@@ -96,6 +97,17 @@ def test_transfers_of_two_launches_stay_apart_though_the_stream_ran_them_in_a_ro
         database.copy(2 * MS + number * 1000, 2 * MS + number * 1000 + 1000, 10, call=call)
     events, _, _ = nsys.read(database.close(), "engine")
     assert [(event.bytes, event.launched) for event in events] == [(10, OFFSET), (10, OFFSET + MS)]
+
+
+def test_calls_are_counted_once_whatever_their_copies_are_merged_to(tmp_path: Path) -> None:
+    database = Database(tmp_path / "a.sqlite")
+    database.clock(1, 2)
+    both = database.call("cudaMemcpyBatchAsync", 0, 10)
+    last = database.call("cudaMemcpyAsync", 20_000, 20_010)
+    for start, call in ((1, both), (4, both), (4.5, last)):
+        database.copy(round(start * MS), round((start + 0.49) * MS), 10, call=call)
+    events, _, _ = nsys.read(database.close(), "engine")
+    assert [(event.count, event.calls) for event in events] == [(1, 1), (2, 1)]
 
 
 def test_directions_lanes_and_waits(tmp_path: Path) -> None:

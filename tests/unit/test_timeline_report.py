@@ -14,12 +14,13 @@ from timeline_factory import MS, Database, record, write_capture
 from trial_factory import write_trial
 
 from kvladder.config.records import Verdict
+from kvladder.config.references import Explanation
 from kvladder.counters.reading import Delta, Reading
 from kvladder.figures.parts.style import save
 from kvladder.timeline import perfetto, report, tables, trials
 from kvladder.timeline.decompose import PARTS
 from kvladder.timeline.tables import Tables
-from kvladder.timeline.words import reasons
+from kvladder.timeline.words import beside, reasons
 
 FIGURES = ("request", "copy_rate", "decomposition")
 
@@ -101,12 +102,34 @@ def test_words_name_the_parts_that_make_the_difference(tmp_path: Path) -> None:
         shifted("computed_tokens", 112),
         shifted("client_http_ns", -20 * MS),
     )
-    (text,) = reasons(Tables(found.captures, found.events, changed, found.counted, found.cost))
+    before = found.cost.with_columns(shifted("untraced_ttft_ns", 20 * MS))
+    (text,) = reasons(Tables(found.captures, found.events, changed, found.counted, before))
     assert text == (
         "repeat: in these captures a hit takes 90.0 ms in native and 110 ms in lmcache, 20.0 ms more. It spends more "
-        "on copying (12.0 ms: 0.02 GB at 0.4 GB/s in 2 copies against 0.02 GB at 0.5 GB/s in 2 copies); computing the "
-        "rest of the prompt (8.0 ms: 120 tokens against 8)."
+        "on copying (12.0 ms: 0.02 GB at 0.4 GB/s (1 % of its link) in one call of 2 copies against 0.02 GB at 0.5 "
+        "GB/s (1 % of its link) in one call of 2 copies); computing the rest of the prompt (8.0 ms: 120 tokens against "
+        "8)."
     )
+
+
+def test_a_difference_that_passes_without_the_profiler_lack_is_none_but_its_parts_are_named(tmp_path: Path) -> None:
+    (text,) = reasons(captured(tmp_path, native=0, lmcache=20))
+    assert text == (
+        "repeat: in these captures a hit takes 90.0 ms in native and 110 ms in lmcache, 20.0 ms more. Equal passes "
+        "without the profiler took 60.0 ms and 60.0 ms: the difference doesn't hold, and neither is called the faster. "
+        "Their parts differ all the same, here lmcache against native. It spends more on client and HTTP (20.0 ms)."
+    )
+
+
+def test_what_others_found_stands_beside_the_same_kind_of_setup(tmp_path: Path) -> None:
+    explained = Explanation(title="Bench", source="its timelines", hardware="a GPU", kinds={"native": "139 ms"})
+    (text,) = beside(captured(tmp_path, native=0), explained)
+    assert text == (
+        "native in Bench (a GPU; its timelines): 139 ms. Here: 40.0 ms for 0.02 GB in one call, 1.0 ms of lookup and "
+        "0.8 ms before the first copy, 5.0 ms after the last."
+    )
+    assert beside(captured(tmp_path, native=0), None) == []
+    assert beside(captured(tmp_path, native=0), Explanation("Bench", "", "", {"plain": "1 s"})) == []
 
 
 def test_a_difference_within_the_remainder_gets_no_reason(tmp_path: Path) -> None:
@@ -162,7 +185,8 @@ def test_a_request_is_drawn_in_four_lanes_up_to_its_first_token(tmp_path: Path) 
     ]
     lanes = figure.axes[0].collections
     copies = lanes[-1].get_paths()
-    assert [round(path.vertices[:, 0].min(), 3) for path in copies] == [10, 30, 59]
+    # Two copies 1 µs apart are one bar.
+    assert [round(path.vertices[:, 0].min(), 3) for path in copies] == [10, 59]
     assert max(path.vertices[:, 0].max() for lane in lanes for path in lane.get_paths()) <= 90
 
 
@@ -171,12 +195,17 @@ def test_the_report_has_every_table_and_escapes_names(tmp_path: Path) -> None:
     rename = pl.col("setup").str.replace("lmcache", "<b>|lm")
     tables.write(Tables(**{name: getattr(found, name).with_columns(rename) for name in tables.SCHEMAS}), tmp_path / "t")
     out = (tmp_path / "r.html", tmp_path / "r.pdf", tmp_path / "summary.md")
-    report.build(tmp_path / "t", tmp_path / "none", out, "Made up", {"native": "native/perfetto.json.gz", "x": "y"})
+    traces = {"native": "native/perfetto.json.gz", "x": "y"}
+    compared = {"missing": ["plain"], "compare_with": "vllm-offload-bench"}
+    report.build(tmp_path / "t", tmp_path / "none", out, "Made up", traces, **compared)
     html, text = (path.read_text(encoding="utf-8") for path in (out[0], out[2]))
     assert text.startswith("# Made up: where the time to the first token goes\n")
     assert "| native | repeat | warm | 90.0 | 6.0 | 1.0 | 1.2 | 1.0 |" in text
     assert "| native | repeat | warm | 60.0 | 90.0 | 1.50 |" in text
     assert "| native | nsys | 5 records, all usable | 0 |" in text
+    assert "| native | repeat | warm | 992 | 8 | 0.02 | 1 | 2 | 40.0 | 0.5 | 1 | 0.8 | 5.0 |" in text
+    assert "native in vLLM-offload-bench (8 × RTX A6000, PCIe Gen4 x16; from its per-request GPU timelines)" in text
+    assert "<dt>Not captured</dt><dd>plain</dd>" in html
     assert "| <b>\\|lm | repeat | warm | 110.0 |" in text
     assert '<a href="native/perfetto.json.gz">native</a>' in html
     assert 'href="y"' not in html

@@ -6,7 +6,7 @@ COUNTED = "results/{experiment}/tables/ttft_parts.{ending}"
 TIMELINE_FIGURES = ["request", "copy_rate", "decomposition"]
 REDUCED = [f"{TIMELINES}/captures/{{setup}}/tables/{name}.parquet" for name in TIMELINE_TABLES]
 COLLECTED = [f"{TIMELINES}/tables/{name}.parquet" for name in TIMELINE_TABLES]
-PERFETTO = f"{TIMELINES}/captures/{{setup}}/perfetto.json.gz"
+PERFETTO = "reports/perfetto/{experiment}-{setup}.json.gz"
 TIMELINE_FIGURE = [f"{TIMELINES}/figures/{{figure}}.{ending}" for ending in ("svg", "narrow.svg", "png")]
 TIMELINE_REPORT = ["reports/{experiment}-timelines.html", "reports/{experiment}-timelines.pdf"]
 TIMELINE_REPORT.append(f"{TIMELINES}/summary.md")
@@ -46,14 +46,27 @@ rule reduce_timeline:
         rooflines=[str(path) for path in rooflines.files(RESULTS)],
         code=code_of("timeline", "counters", "setups"),
     output:
-        tables=REDUCED,
-        perfetto=PERFETTO,
+        REDUCED,
     log:
         "logs/reduce_timeline/{experiment}/{setup}.log",
     message:
         "reduce the capture of {wildcards.setup}"
     script:
         "../scripts/reduce_timeline.py"
+
+
+rule write_perfetto:
+    input:
+        tables=REDUCED,
+        code=code_of("timeline"),
+    output:
+        PERFETTO,
+    log:
+        "logs/write_perfetto/{experiment}/{setup}.log",
+    message:
+        "write the events of {wildcards.setup} for Perfetto"
+    script:
+        "../scripts/write_perfetto.py"
 
 
 rule collect_timelines:
@@ -93,13 +106,16 @@ rule write_timeline_report:
         tables=COLLECTED,
         figures=of_experiment(TIMELINE_FIGURE, figure=TIMELINE_FIGURES),
         perfetto=of_experiment(PERFETTO, setup=TIMELINE_SETUPS),
-        code=code_of("timeline", "report", "figures/parts"),
+        code=code_of("timeline", "report", "figures/parts", "config/references.py"),
     output:
         TIMELINE_REPORT,
     log:
         "logs/write_timeline_report/{experiment}.log",
     params:
         title=config["title"] or EXPERIMENT.experiment,
+        setups=TIMELINE_SETUPS,
+        missing=[name for name in config["setups"] if name not in TIMELINE_SETUPS],
+        compare_with=config["compare_with"],
     message:
         "write what the timelines show"
     script:

@@ -6,6 +6,8 @@ from pathlib import Path
 from kvladder.timeline.report import build
 
 given, (html, pdf, short) = snakemake.input, map(Path, snakemake.output)
-perfetto = {Path(path).parent.name: Path(os.path.relpath(path, html.parent)).as_posix() for path in given.perfetto}
+shown = dict(zip(snakemake.params.setups, given.perfetto, strict=True))
+perfetto = {setup: Path(os.path.relpath(path, html.parent)).as_posix() for setup, path in shown.items()}
 folders = Path(given.tables[0]).parent, Path(given.figures[0]).parent
-build(*folders, (html, pdf, short), snakemake.params.title, perfetto)
+about = {name: snakemake.params[name] for name in ("missing", "compare_with")}
+build(*folders, (html, pdf, short), snakemake.params.title, perfetto, **about)

@@ -1,6 +1,7 @@
 """Published results: raw data of a finished experiment in one small archive, and its report rebuilt from nothing else.
 
-An experiment's raw data are its trials, those of a truth bench (``workflow/bench.smk``) its cells.
+An experiment's raw data are its trials, those of a truth bench (``workflow/bench.smk``) its cells. Captures for
+timelines are published as an experiment of their own, as the tables that they were reduced to.
 ``python -m kvladder.provenance.publish pack CONFIG NAME`` writes ``results/published/NAME``: ``raw.tar.xz`` and
 ``experiment.yaml``, the config that gave it. ``… rebuild`` unpacks each of them where it isn't yet and builds its
 report into ``reports/published/NAME.*``, with a budget of no time: nothing is ever measured for it. ``derived.sha256``
@@ -30,23 +31,34 @@ REPORTS = Path("reports", "published")
 RAW = "raw.tar.xz"
 CONFIG = "experiment.yaml"
 SUMS = "derived.sha256"
+REDUCED = "timelines/captures/*/tables"
+"""What is left of captures for timelines: a profiler's own files are large, and name what else ran on the machine."""
 RECORDS = ("trials/*/*/*/trial.json", "cells/*/*/*/*/cell.json")
 """What is written last into the folder of a trial or a cell: it is finished."""
 LEFT_OUT = ("verdict.json", "own-verdict.json", "client.log")
 """Files that judging makes from the raw ones, and made again; and what a load client printed, which nothing reads."""
 LEFT_OUT_FOLDER = "columns"
 """Below a trial: its requests once more, by `kvladder.tables.columns`."""
+TIMELINE_RULES = (
+    "timelines",
+    "collect_timelines",
+    "draw_timeline_figure",
+    "write_perfetto",
+    "write_timeline_report",
+)
+"""Rules that begin at reduced captures: nothing is captured."""
 BENCH = "workflow/bench.smk"
 BENCH_RULES = ("all", "bench_tables", "draw_bench_figure", "write_bench_report")
 """Rules that begin at stored cells: with only these a cell that is missing is an error, not a measurement."""
 
 
 def pack(experiment: Path, archive: Path) -> int:
-    """Archive the raw files of every finished trial or cell; returns how many there are.
+    """Archive the raw files of every finished trial or cell, and every capture's tables; returns how many there are.
 
     Equal input gives an equal archive, byte for byte: sorted names, no times, no owners. Raises OSError.
     """
     finished = sorted(path.parent for pattern in RECORDS for path in experiment.glob(pattern))
+    finished += sorted(experiment.glob(REDUCED))
     archive.parent.mkdir(parents=True, exist_ok=True)
     partial = archive.with_name(f".{archive.name}.partial")
     with lzma.open(partial, "wb", preset=6) as compressed, tarfile.open(fileobj=compressed, mode="w") as tar:
@@ -60,7 +72,7 @@ def pack(experiment: Path, archive: Path) -> int:
 
 
 def repacked(path: Path) -> bytes:
-    """A cell's ``requests.parquet`` less what its other columns give, and not compressed: xz does that better.
+    """A Parquet file not compressed, xz does that better, and a cell's requests less what their other columns give.
 
     Left out are ``last_read_ns`` (``due_ns`` less the scripted TTFT) and ``client_first_token_ns`` (``client_send_ns``
     and ``client_ttft_ns``). Raises OSError or polars' ComputeError.
@@ -99,7 +111,8 @@ class Differs(Exception):
 
 def derived_sums(experiment: Path) -> dict[str, str]:
     """SHA-256 of every table (CSV) and figure (SVG) below ``results/<experiment>``, by relative path."""
-    files = sorted([*experiment.glob("tables/*.csv"), *experiment.glob("figures/*.svg")])
+    places = [experiment, experiment / "timelines"]
+    files = sorted(path for place in places for part in ("tables/*.csv", "figures/*.svg") for path in place.glob(part))
     return {path.relative_to(experiment).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -118,7 +131,8 @@ def rebuild(root: Path, names: Iterable[str] = (), *, record: bool = False) -> l
         # A folder of its own: what was measured here under the experiment's name stays apart, and stays to be measured.
         experiment = f"published-{folder.name}"
         unpack(folder / RAW, root / "results" / experiment)
-        argv = [sys.executable, "-m", "snakemake", *_targets(folder / CONFIG), "--cores", "all"]
+        timelines = any((root / "results" / experiment).glob(REDUCED))
+        argv = [sys.executable, "-m", "snakemake", *_targets(folder / CONFIG, timelines=timelines), "--cores", "all"]
         argv += ["--config", f"experiment={experiment}"]
         argv += ["--configfile", str((folder / CONFIG).relative_to(root))]
         subprocess.run(argv, cwd=root, check=True, env={**os.environ, "KVLADDER_BUDGET_S": "0"})
@@ -126,13 +140,19 @@ def rebuild(root: Path, names: Iterable[str] = (), *, record: bool = False) -> l
         for ending in ("html", "pdf"):
             target = root / REPORTS / f"{folder.name}.{ending}"
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(root / "reports" / f"{experiment}.{ending}", target)
+            page = f"{experiment}-timelines" if timelines else experiment
+            shutil.copyfile(root / "reports" / f"{page}.{ending}", target)
             reports.append(target)
+        for trace in (root / "reports" / "perfetto").glob(f"{experiment}-*.json.gz"):
+            (root / REPORTS / "perfetto").mkdir(exist_ok=True)
+            shutil.copyfile(trace, root / REPORTS / "perfetto" / trace.name)
     return reports
 
 
-def _targets(config: Path) -> list[str]:
+def _targets(config: Path, *, timelines: bool) -> list[str]:
     """What snakemake is asked for, to make a report from stored raw data."""
+    if timelines:
+        return ["timelines", "--allowed-rules", *TIMELINE_RULES]
     if "blocks" in load_file(config):
         return ["all", "-s", BENCH, "--allowed-rules", *BENCH_RULES]
     return ["report"]
@@ -172,7 +192,7 @@ def main() -> None:
     experiment = str(load_file(given.config)["experiment"])
     count = pack(Path("results", experiment), folder / RAW)
     shutil.copyfile(given.config, folder / CONFIG)
-    print(f"{count} trials or cells, {(folder / RAW).stat().st_size} bytes: {folder / RAW}")
+    print(f"{count} trials, cells or captures, {(folder / RAW).stat().st_size} bytes: {folder / RAW}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """One timeline of a capture: device events and marks together, each tied to steps and requests as far as it is known.
 
 What ties them. Marks know requests. Work on a stream belongs to the span in which its API call was made: kernels to the
-worker's step, copies to the connector's ``load``. Work of another process (LMCache's server copies on the GPU itself)
-belongs to the loads that are open at that time, and is tagged where that is only one.
+worker's step, copies to the connector's ``load``; a load of several requests puts one job after the other on streams,
+in the order of its requests. Work of another process (LMCache's server copies on the GPU itself) belongs to the request
+whose load that process is at, in the order of all loads; where that can't be told, to the loads that are open at that
+time, and it is tagged where that is only one.
 """
 
 from __future__ import annotations
@@ -11,15 +13,19 @@ import bisect
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from kvladder.config.timelines import CaptureRecord
 from kvladder.timeline import marks as mark_files
 from kvladder.timeline import nsys, torch_trace
 from kvladder.timeline.marks import Mark
-from kvladder.timeline.model import COPIES, Clock, Event, Quality
+from kvladder.timeline.model import COPIES, ON_DEVICE, Clock, Event, Quality
 
 ENGINE = "engine"
+
+SERVER_LOADS = ("LMCacheDrivenTransferModule.retrieve",)
+"""Ranges of another process in each of which it puts one request's load on a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,7 @@ def tie(events: Sequence[Event], marks: Sequence[Mark]) -> None:
     loads = [mark for mark in marks if mark.name == "load"]
     samples = [mark for mark in marks if mark.name == "sample"]
     starts = [mark.start for mark in steps]
+    jobs = [*_engine_jobs(events, loads), *_server_jobs(events, loads)]
     for event in events:
         if event.kind == "kernel" and event.process == ENGINE:
             when = event.launched if event.launched is not None else event.start
@@ -145,8 +152,57 @@ def tie(events: Sequence[Event], marks: Sequence[Mark]) -> None:
             event.requests = steps[place].requests
             if any(sample.start <= when <= sample.end for sample in _near(samples, when)):
                 event.name = f"sample: {event.name}"
+        elif event.kind in ON_DEVICE and (job := _job_of(event, jobs)) is not None:
+            event.requests = (job.request,)
         elif event.kind in COPIES:
             event.requests = _copied_for(event, loads, marks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What a process launched from ``start`` to ``end`` loads KV for one request."""
+
+    process: str
+    start: int
+    end: int
+    request: str
+
+
+def _job_of(event: Event, jobs: Sequence[_Job]) -> _Job | None:
+    when = event.launched
+    if when is None or event.kind == "d2h":
+        return None
+    return next((job for job in jobs if job.process == event.process and job.start <= when <= job.end), None)
+
+
+def _engine_jobs(events: Sequence[Event], loads: Sequence[Mark]) -> list[_Job]:
+    """The jobs of loads with several requests: as many launches as requests, in their order; others aren't told apart.
+
+    OffloadingConnector's ``start_load_kv`` makes one batch of copies a job, and its jobs are what the mark names.
+    """
+    found: list[_Job] = []
+    for load in loads:
+        inside = (event.launched for event in events if event.kind == "h2d" and event.process == ENGINE)
+        launches = sorted({when for when in inside if when is not None and load.start <= when <= load.end})
+        if len(launches) != len(load.requests) or len(launches) < 2:
+            continue
+        ends = [*(after - 1 for _, after in pairwise(launches)), load.end]
+        rows = zip(launches, ends, load.requests, strict=True)
+        found += [_Job(ENGINE, start, end, request) for start, end, request in rows]
+    return found
+
+
+def _server_jobs(events: Sequence[Event], loads: Sequence[Mark]) -> list[_Job]:
+    """The jobs of another process, which takes loads in the order in which they are asked for; none unless there are
+    as many as loads, each begun after it was asked for."""
+    asked = [(load.start, request) for load in loads for request in load.requests]
+    ranges = sorted((event.start, event.end, event.process) for event in events if event.name in SERVER_LOADS)
+    if len(asked) != len(ranges):
+        return []
+    pairs = list(zip(asked, ranges, strict=True))
+    if any(begun < when for (when, _), (begun, _, _) in pairs):
+        return []
+    return [_Job(process, start, end, request) for (_, request), (start, end, process) in pairs]
 
 
 def _near(spans: Sequence[Mark], when: int) -> Sequence[Mark]:

@@ -43,6 +43,9 @@ class Event:
     requests: tuple[str, ...] = ()
     launched: int | None = None
     """When the API call that put it on the stream began; None: not known, or not on a stream."""
+    calls: int = 1
+    """API calls that put it on the stream: a batch of thousands of copies may be one. One call's copies in several
+    events count with the first."""
 
     @property
     def busy(self) -> int:
@@ -225,14 +228,17 @@ def merged(events: Iterable[Event]) -> Iterator[Event]:
         before = launched.get(key)
         launched[key] = event.launched
         apart = before is not None and event.launched is not None and event.launched - before > LAUNCH_GAP_NS
+        calls = 0 if event.launched is not None and event.launched == before else event.calls
         near = last is not None and event.start - last.end <= GAP_NS and event.end - last.start <= LONGEST_NS
         if last is not None and near and last.kind == event.kind and not apart:
             last.busy_ns = last.busy + max(0, event.end - max(event.start, last.end))
             last.end = max(last.end, event.end)
             last.count += event.count
+            last.calls += calls
             last.bytes = None if last.bytes is None or event.bytes is None else last.bytes + event.bytes
             continue
         if last is not None:
             yield last
+        event.calls = calls
         going[key] = event
     yield from going.values()

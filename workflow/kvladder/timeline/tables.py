@@ -54,6 +54,9 @@ DECOMPOSITION: dict[str, Any] = {
     "transfer_busy_ns": pl.Int64,
     "transfer_hidden_ns": pl.Int64,
     "transfer_count": pl.Int64,
+    "transfer_calls": pl.Int64,
+    "until_copies_ns": pl.Int64,
+    "after_copies_ns": pl.Int64,
     "lookups": pl.Int64,
 }
 COUNTED_TABLE: dict[str, Any] = {
@@ -65,6 +68,8 @@ COUNTED_TABLE: dict[str, Any] = {
 COST: dict[str, Any] = {**_KEY, "untraced_ttft_ns": pl.Int64, "traced_ttft_ns": pl.Int64, "ratio": pl.Float64}
 CAPTURES: dict[str, Any] = {
     "setup": pl.String,
+    "kind": pl.String,
+    "host": pl.String,
     "status": pl.String,
     "reason": pl.String,
     "profiler": pl.String,
@@ -109,7 +114,13 @@ def reduce(folder: Path, read: ReadPass, ceiling: float | None) -> Tables:
     in bytes per second. A capture that failed, or whose trace can't be read, has a line in ``captures`` that says why.
     """
     record = CaptureRecord.model_validate_json((folder / "capture.json").read_text(encoding="utf-8"))
-    row: dict[str, Any] = {"setup": record.setup, "status": record.status, "reason": record.reason}
+    row: dict[str, Any] = {
+        "setup": record.setup,
+        "kind": record.kind,
+        "host": _host(record),
+        "status": record.status,
+        "reason": record.reason,
+    }
     row |= {"profiler": record.profiler, "ceiling": ceiling, "valid": False}
     if record.status == "failed":
         return _tables(captures=[row])
@@ -131,6 +142,15 @@ def reduce(folder: Path, read: ReadPass, ceiling: float | None) -> Tables:
         counted=_counted(folder, record, timeline.requests, read),
         cost=_cost(record.setup, timeline.requests, untraced),
     )
+
+
+def _host(record: CaptureRecord) -> str:
+    """The machine in words."""
+    gpus = [
+        f"{gpu['name']}, PCIe {gpu.get('pcie_generation_max', '?')} x{gpu.get('pcie_width_max', '?')}"
+        for gpu in record.host.gpus
+    ]
+    return "; ".join([*dict.fromkeys(gpus), f"{record.host.cpu}, {record.host.cores} cores"])
 
 
 def _tables(**rows: Sequence[Mapping[str, Any]]) -> Tables:
@@ -185,6 +205,9 @@ def _decomposed(timeline: Timeline, item: Decomposition) -> dict[str, Any]:
         "transfer_busy_ns": item.transfer_busy,
         "transfer_hidden_ns": item.transfer_hidden,
         "transfer_count": item.transfer_count,
+        "transfer_calls": item.transfer_calls,
+        "until_copies_ns": item.until_copies,
+        "after_copies_ns": item.after_copies,
         "lookups": item.lookups,
     }
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import polars as pl
 from matplotlib.figure import Figure
 
-from kvladder.figures.parts.style import COLOURS, LINES, SMALL, WIDE, blank, style
+from kvladder.figures.parts.style import COLOURS, DASHES, LINES, SMALL, WIDE, blank, style
 from kvladder.timeline.figures.request import requests
 from kvladder.timeline.tables import Tables
 
 NAME = "copy_rate"
 TITLE = "Copy rate while a hit is loaded"
 CAPTION = (
-    "Bytes per second of the copies that bring KV to the device, over the time since the request was sent; each step "
-    "is a run of copies of at most 2 ms. Dashed: the roofline of the setup's link, where it was measured on the same "
-    "host."
+    "Bytes per second of the copies that bring KV to the device while they run, over the time since the request was "
+    "sent; each step is a run of copies of at most 2 ms, or a batch that the driver counts as one copy. Thin: the "
+    "roofline of the setup's link, where it was measured on the same host."
 )
 CATEGORY = "Timelines"
+
+PAUSE_MS = 0.5
+"""A shorter gap between copies isn't drawn down to nothing."""
+LEAST_BYTES = 1 << 20
+"""Smaller transfers bring no KV but what goes with it, at a rate that says nothing."""
 
 
 def draw(tables: Tables, width: float = WIDE) -> Figure:
@@ -28,21 +33,32 @@ def draw(tables: Tables, width: float = WIDE) -> Figure:
     with style():
         figure = Figure(figsize=(width, 2.6), layout="constrained")
         axis = figure.subplots()
-        ceilings: dict[float, str] = {}
+        ceilings: set[float] = set()
         for place, (row, copies) in enumerate(shown):
             colour = COLOURS[LINES[place % len(LINES)]]
             edges, rates = [0.0], [0.0]
             for start, end, rate in copies:
-                edges += [start, start, end, end]
-                rates += [0.0, rate, rate, 0.0]
-            axis.plot(edges, rates, color=colour, lw=1.2, label=row["setup"])
+                if start - edges[-1] > PAUSE_MS:
+                    edges += [edges[-1], start]
+                    rates += [0.0, 0.0]
+                edges += [start, end]
+                rates += [rate, rate]
+            axis.plot(
+                [*edges, edges[-1]],
+                [*rates, 0.0],
+                color=colour,
+                lw=1.2,
+                ls=DASHES[place % len(DASHES)],
+                label=row["setup"],
+            )
             ceiling = tables.captures.filter(pl.col("setup") == row["setup"])["ceiling"].item()
             if ceiling is not None:
-                ceilings.setdefault(ceiling / 1e9, colour)
-        for ceiling, colour in ceilings.items():
-            axis.axhline(ceiling, color=colour, lw=1, ls="--")
+                ceilings.add(ceiling / 1e9)
+        for ceiling in sorted(ceilings):
+            axis.axhline(ceiling, color=COLOURS["ink"], lw=0.6, label=f"roofline, {ceiling:.1f} GB/s")
         axis.set_xlabel("ms since the request was sent")
         axis.set_ylabel("GB/s")
+        axis.set_xlim(left=0)
         axis.set_ylim(bottom=0)
         axis.grid(color=COLOURS["rule"], lw=0.5)
         axis.legend(frameon=False, fontsize=SMALL)
@@ -57,6 +73,7 @@ def _copies(tables: Tables, row: dict[str, int | str]) -> list[tuple[float, floa
         pl.col("start_ns") >= row["send_ns"],
         pl.col("end_ns") <= pl.lit(row["send_ns"]) + pl.lit(row["ttft_ns"]),
         pl.col("busy_ns") > 0,
+        pl.col("bytes") >= LEAST_BYTES,
         (pl.col("requests") != "") | (pl.col("process") != "engine"),
     ).sort("start_ns")
     return [

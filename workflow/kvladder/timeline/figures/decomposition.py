@@ -23,13 +23,14 @@ CATEGORY = "Timelines"
 FILLS = {
     "client_http": ("muted", ""),
     "queue": ("computed", ""),
-    "scheduler": ("rule", "...."),
+    "scheduler": ("rule", "----"),
     "lookup": ("line-4", ""),
     "load_wait": ("line-5", ""),
     "transfer": ("line-3", ""),
     "staging": ("line-3", "////"),
     "recompute": ("line-1", ""),
     "sampling": ("line-6", ""),
+    "next_step": ("line-2", "////"),
     "remainder": ("paper", "xxxx"),
 }
 """Colour's role and hatch of each part."""
@@ -60,10 +61,11 @@ def draw(tables: Tables, width: float = WIDE) -> Figure:
             for part in parts:
                 values = [value or 0.0 for value in frame[f"{part}_ns"].to_list()]
                 role, hatch = FILLS[part]
+                shown = [place for place, value in enumerate(values) if value]
                 axis.barh(
-                    range(frame.height),
-                    values,
-                    left=left,
+                    shown,
+                    [values[place] for place in shown],
+                    left=[left[place] for place in shown],
                     height=0.7,
                     color=COLOURS[role],
                     hatch=hatch,

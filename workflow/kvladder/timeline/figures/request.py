@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from kvladder.figures.parts.style import COLOURS, PASS_LABELS, SMALL, WIDE, blank, style
+from kvladder.timeline.assemble import ENGINE
+from kvladder.timeline.model import union
 from kvladder.timeline.tables import Tables
 from kvladder.timeline.words import hit_means
 
@@ -17,10 +19,14 @@ NAME = "request"
 TITLE = "One hit, from request to first token"
 CAPTION = (
     "The same request in every setup, on one axis from the moment its bytes went to the socket to its first token "
-    "(line). Network: HTTP on either side, and waiting for another process. CPU: scheduler, worker, copies by the "
-    "host. Compute: kernels; the worker's steps where no device was recorded. Copy: copies to and from the device."
+    "(line). Network: HTTP on either side, and calls that another process works on. CPU: scheduler, lookup, worker, "
+    "copies by the host. Compute: kernels; the worker's steps where no device was recorded. Copy: copies to and from "
+    "the device."
 )
 CATEGORY = "Timelines"
+
+FINEST = 2000
+"""Parts of the axis: what is closer than one of them is drawn as one, or thousands of kernels would be as many bars."""
 
 LANES = ("network", "CPU", "compute", "copy")
 
@@ -41,14 +47,15 @@ def draw(tables: Tables, width: float = WIDE) -> Figure:
                 pl.col("start_ns") <= row["send_ns"] + row["ttft_ns"],
             )
             device = bool(tables.captures.filter(pl.col("setup") == row["setup"])["device"].item())
-            _panel(axis, row, events, device=device)
+            _panel(axis, row, events, longest / FINEST, device=device)
             axis.set_xlim(0, longest * 1.02)
         axes[-1, 0].set_xlabel("ms since the request was sent")
-        legend = {"HTTP, RPC": "muted", "scheduler, worker": "line-5", "compute": "line-1", "copy": "line-3"}
+        legend = {"HTTP, RPC": "muted", "scheduler, worker": "line-5", "lookup": "line-4"}
+        legend |= {"compute": "line-1", "copy": "line-3"}
         figure.legend(
             handles=[Patch(fc=COLOURS[role], label=text) for text, role in legend.items()],
             loc="outside lower center",
-            ncols=4 if width >= WIDE else 2,
+            ncols=len(legend) if width >= WIDE else 3,
             frameon=False,
             fontsize=SMALL,
         )
@@ -74,18 +81,20 @@ def requests(tables: Tables) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: row["ttft_ns"])
 
 
-def _panel(axis: Axes, row: dict[str, Any], events: pl.DataFrame, *, device: bool) -> None:
+def _panel(axis: Axes, row: dict[str, Any], events: pl.DataFrame, finest: float, *, device: bool) -> None:
+    """Draw one request; ``finest`` is the shortest gap that is drawn, in ms."""
+
     def bars(lane: str, chosen: pl.DataFrame, role: str) -> None:
         last = row["send_ns"] + row["ttft_ns"]
-        spans = [
-            ((start - row["send_ns"]) / 1e6, max((min(end, last) - start) / 1e6, 0.0))
-            for start, end in chosen.select("start_ns", "end_ns").iter_rows()
-        ]
+        gap = round(finest * 1e6)
+        times = chosen.select("start_ns", "end_ns").iter_rows()
+        joined = union((start, max(min(end, last), start) + gap) for start, end in times)
+        spans = [((start - row["send_ns"]) / 1e6, (end - gap - start) / 1e6) for start, end in joined]
         colour = COLOURS[role]
         axis.broken_barh(spans, (LANES.index(lane) - 0.36, 0.72), fc=colour, ec=colour, lw=0.4)
 
     kind, name = pl.col("kind"), pl.col("name")
-    bars("network", events.filter(kind == "rpc"), "muted")
+    bars("network", events.filter(kind == "rpc", pl.col("process") != ENGINE), "muted")
     first = events.filter(name == "arrived")["start_ns"].to_list()
     outputs = events.filter(name == "outputs")["start_ns"].to_list()
     ends = [row["send_ns"], first[0]] if first else []
@@ -94,7 +103,8 @@ def _panel(axis: Axes, row: dict[str, Any], events: pl.DataFrame, *, device: boo
         {"start_ns": ends[::2], "end_ns": ends[1::2]}, schema={"start_ns": pl.Int64, "end_ns": pl.Int64}
     )
     bars("network", pairs, "muted")
-    bars("CPU", events.filter(name.is_in(["schedule", "update", "execute", "sample", "lookup"])), "line-5")
+    bars("CPU", events.filter(name.is_in(["schedule", "update", "execute", "sample"])), "line-5")
+    bars("CPU", events.filter(kind == "lookup"), "line-4")
     bars("CPU", events.filter(kind == "cpu_copy"), "line-3")
     computing = kind == "kernel" if device else (kind == "step") & (pl.col("requests") != "")
     bars("compute", events.filter(computing), "line-1")
