@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -178,8 +179,9 @@ def test_a_plan_that_can_not_be_carried_out_starts_nothing() -> None:
     wave = [Request(7, f"p{place}", array("I", [1]), 1) for place in range(4)]
     with pytest.raises(ValueError, match="two requests have the same index"):
         send(1, plan(0, 4, requests=wave))
-    with pytest.raises(ValueError, match=r"core 4096 isn't among those that this process may use"):
-        send(1, plan(8, 4), cores=[0, 4096])
+    for concurrency in (4, 1):
+        with pytest.raises(ValueError, match=r"load.cores: 4096 isn't among the cores that this process may use: \d"):
+            send(1, plan(8, concurrency), cores=[min(os.sched_getaffinity(0)), 4096])
     assert children() == []
 
 
@@ -202,6 +204,38 @@ def test_processes_are_pinned_and_keep_no_descriptor_of_the_parent() -> None:
     for cores, links in seen.values():
         assert cores == [core]
         assert name not in links
+
+
+def test_a_pass_that_one_process_sends_is_pinned_too() -> None:
+    before = os.sched_getaffinity(0)
+    core = max(before)
+    seen: list[set[int]] = []
+    with ScriptedServer(Exchange.answer) as server:
+        for cores in ([core], []):
+            send(server.port, plan(2, 1), cores=cores, progress=lambda _: seen.append(os.sched_getaffinity(0)))
+            assert os.sched_getaffinity(0) == before
+    assert seen == [{core}, before]
+
+
+def test_a_name_is_looked_up_before_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not behind it: the resolver's lock, held by another thread at the fork, is held in the child for ever."""
+    there = os.getpid()
+
+    def look_up(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+        assert os.getpid() == there and host == "engine.invalid"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))] * 2
+
+    monkeypatch.setattr(processes, "getaddrinfo", look_up)
+    with ScriptedServer(Exchange.answer) as server:
+        sent = run_in_processes(Target("engine.invalid", server.port, "m"), plan(8, 4), LIMITS, 2)
+    assert sent.failed == 0
+
+    def unknown(*_: Any, **__: Any) -> list[tuple[Any, ...]]:
+        raise socket.gaierror(socket.EAI_NONAME, "unknown")
+
+    monkeypatch.setattr(processes, "getaddrinfo", unknown)
+    lost = run_in_processes(Target("engine.invalid", 1, "m"), plan(8, 4), LIMITS, 2)
+    assert {record.error for record in lost.records} == {"cannot resolve host engine.invalid"}
 
 
 def test_progress_is_that_of_all() -> None:
@@ -240,12 +274,15 @@ def test_what_progress_raises_ends_the_pass() -> None:
 
 
 def test_an_interrupt_passes_through() -> None:
+    # A test run in the background begins with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with ScriptedServer(hang) as server:
         timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
         with pytest.raises(KeyboardInterrupt):
             send(server.port, plan(8, 4))
     timer.join()
+    signal.signal(signal.SIGINT, before)
     assert children() == []
 
 
@@ -267,10 +304,11 @@ def test_an_exception_that_can_not_travel_is_told() -> None:
 
 
 PARENT = """
-    import os, sys, threading
+    import os, signal, sys, threading
     from array import array
     from kvladder.config.traffic import PassPlan, Request
     from kvladder.load import Limits, Target, run_in_processes
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
     wave = [Request(index, "p", array("I", [index]), 1) for index in range(8)]
     plan = PassPlan("w", "warm", 0, 4, wave)
     run_in_processes(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +15,7 @@ import pytest
 
 from kvladder.config.records import ProbeSample
 from kvladder.probes import sampler
-from kvladder.probes.sampler import Device
+from kvladder.probes.sampler import Device, Host
 from kvladder.provenance.host import describe_gpus
 
 
@@ -117,3 +120,15 @@ def test_a_sampler_that_does_not_come_up_is_not_waited_for(tmp_path: Path, monke
     with sampler.sampling(tmp_path / "probes.jsonl", 0.05, []):
         pass
     assert time.monotonic() - begin < 5
+
+
+def test_what_ended_processes_of_ours_took_is_no_other_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client processes end with their pass, in the middle of a sample."""
+    busy = 0.0
+    monkeypatch.setattr(sampler, "cpu_seconds", lambda: (0.0, busy))
+    host = Host(os.getpid())
+    host.read()
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.4: pass"], check=True)
+    busy = 0.3
+    found = host.read()
+    assert found["cpu_busy"] and found["cpu_other"] == 0

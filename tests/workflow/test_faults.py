@@ -336,19 +336,23 @@ def test_read_only_results(project: Project) -> None:
 
 
 def test_results_disk_full(project: Project) -> None:
-    """A tier on disk without bounds, on a disk of a few megabytes that has the results as well."""
+    """A tier on disk on a disk of a few megabytes that has the results as well, and that somebody else fills."""
     (project.folder / "results").mkdir()
     mounted = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     if subprocess.run([*mounted, "mount -t tmpfs none results"], cwd=project.folder, check=False).returncode != 0:
         pytest.skip("the kernel lets nobody here mount a file system of a few megabytes")
-    # 256 KiB a block of 128 tokens: 58 blocks are more than there is room for.
     model = SETTINGS["model"] | {"shape": SETTINGS["model"]["shape"] | {"num_hidden_layers": 16}}
     project.config(
         **SETTINGS | {"model": model},
         setups={"plain": PLAIN, "results-disk-full": NATIVE_FILES},
         workloads={"repeat": REPEAT},
     )
-    script = 'mount -t tmpfs -o size=9m none results && "$@"; code=$?; cp -r results kept; exit $code'
+    # 256 KiB a block of 128 tokens, so 50 blocks: there is room for them before the first pass, and then there is not.
+    trial = "results/tiny/trials/results-disk-full/repeat/*"
+    neighbour = f"until ls {trial}/probes.jsonl; do sleep 0.02; done; cat /dev/zero >results/neighbour; "
+    neighbour += f"until ls {trial}/trial.json; do sleep 0.02; done; rm results/neighbour"
+    script = f'mount -t tmpfs -o size=32m none results; ({neighbour}) >/dev/null 2>&1 & "$@"; code=$?; '
+    script += "cp -r results kept; exit $code"
     done = project.snakemake("judge", "--cores", "2", before=[*mounted, script, "sh"])
     (project.folder / "results").rmdir()
     (project.folder / "kept").rename(project.folder / "results")

@@ -4,7 +4,7 @@ Nothing here knows setups, engines or counters: a `PassPlan` goes in, a `PassRes
 """
 
 from kvladder.load.client import PassResult, Progress, run_pass
-from kvladder.load.processes import processes_for, run_in_processes
+from kvladder.load.processes import check_cores, processes_for, run_in_processes
 from kvladder.load.records import RequestTrace, write_records
 from kvladder.load.target import Limits, Target
 
@@ -14,6 +14,7 @@ __all__ = [
     "Progress",
     "RequestTrace",
     "Target",
+    "check_cores",
     "processes_for",
     "run_in_processes",
     "run_pass",

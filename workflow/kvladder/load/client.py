@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,6 +55,9 @@ _CLOSING_TURNS = 5
 _BYTES = 1 << 20
 _BYTES_PER_PROMPT_TOKEN = 16
 _BYTES_PER_OUTPUT_TOKEN = 4 << 10
+
+Addresses = list[tuple[int, Any]]
+"""Families and addresses of a host, to be tried in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +162,16 @@ def _check_pool(label: str, pool: Pool, after: list[int | None]) -> None:
     previous = [index for index in after if index is not None]
     if len(set(previous)) < len(previous):
         raise ValueError(f"{label}: two requests wait for the same one: a conversation has one next turn")
-    if len(pool.lots) not in (0, len(after)):
-        raise ValueError(f"{label}: {len(pool.lots)} lots for {len(after)} requests")
+    needed = len(after) if pool.order in ("random", "zipf") else 0
+    if len(pool.lots) != needed:
+        raise ValueError(f"{label}: order {pool.order}: {len(pool.lots)} lots for {len(after)} requests, not {needed}")
     if pool.weights and (len(pool.weights) != pool.size or min(pool.weights) <= 0):
         raise ValueError(f"{label}: each of the {pool.size} places needs a weight above 0")
+
+
+def different(found: Iterable[tuple[Any, ...]]) -> Addresses:
+    """What `socket.getaddrinfo` found, each address once."""
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 
 
 def _byte_limit(request: Request) -> int:
@@ -189,7 +198,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 class PassRun:
-    """State of a running pass. A request is eligible (heap), then has a slot (waiting), then a connection (busy)."""
+    """State of a running pass. A request is eligible, then has a slot (waiting), then a connection (busy)."""
 
     def __init__(
         self,
@@ -221,7 +230,7 @@ class PassRun:
         self.busy: dict[int, Connection] = {}
         self.ready: list[Connection] = []
         self.tasks: set[asyncio.Task[None]] = set()
-        self.addresses: list[tuple[int, Any]] = []
+        self.addresses: Addresses = []
         self.spare = _SPARE
         # A server that refuses connections or closes unused ones is asked for them at need only, until it answers.
         self.open_ahead = True
@@ -320,14 +329,17 @@ class PassRun:
         """Resolve the host and open the first wave's connections; what fails here is tried again when it is needed."""
         try:
             async with asyncio.timeout(self.limits.connect_s):
-                found = await self.loop.getaddrinfo(self.target.host, self.target.port, type=SOCK_STREAM)
-                self.addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+                await self._resolve()
         except (OSError, TimeoutError):
             return
         deadline = self.loop.time() + self.limits.connect_s
         self._open_more()
         while self.tasks and (left := deadline - self.loop.time()) > 0:
             await asyncio.wait(self.tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _resolve(self) -> None:
+        found = await self.loop.getaddrinfo(self.target.host, self.target.port, type=SOCK_STREAM)
+        self.addresses = different(found)
 
     def _start(self) -> None:
         self.start_cpu_ns = self.end_cpu_ns = thread_time_ns()

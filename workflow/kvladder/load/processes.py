@@ -24,11 +24,12 @@ from itertools import pairwise
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess, parent_process
+from socket import SOCK_STREAM, getaddrinfo
 from time import monotonic, monotonic_ns, sleep, thread_time_ns
 from typing import Any
 
 from kvladder.config.traffic import PassPlan
-from kvladder.load.client import PassResult, PassRun, Progress, check_plan, run_pass
+from kvladder.load.client import Addresses, PassResult, PassRun, Progress, check_plan, different, run_pass
 from kvladder.load.decode import RawStream
 from kvladder.load.target import Limits, Target
 from kvladder.load.wire import Wire, request_bytes
@@ -58,6 +59,15 @@ def processes_for(plan: PassPlan, asked: int) -> int:
     return max(1, min(asked, plan.concurrency, len(plan.requests)))
 
 
+def check_cores(cores: Sequence[int]) -> None:
+    """Raises ValueError for a core that this process may not use."""
+    allowed = os.sched_getaffinity(0)
+    for core in cores:
+        if core not in allowed:
+            known = ", ".join(map(str, sorted(allowed)))
+            raise ValueError(f"load.cores: {core} isn't among the cores that this process may use: {known}")
+
+
 def run_in_processes(
     target: Target,
     plan: PassPlan,
@@ -70,25 +80,27 @@ def run_in_processes(
 ) -> PassResult:
     """`run_pass` from so many processes, as far as `processes_for` lets the plan have them.
 
-    ``cores`` are the cores that the processes are pinned to, one each in turn; none: the scheduler places them.
-    ``progress`` is called here, about twice a second and once at the end; what it raises ends the pass, as does the
-    exception of a signal handler. Then, and when a process is killed (ClientProcessError), the others are killed too;
-    they also end by themselves when this process is gone. Raises ValueError for a plan that can't be carried out.
+    ``cores`` are the cores that the processes are pinned to, one each in turn, or this thread where it sends the pass
+    alone; none: the scheduler places them. ``progress`` is called here, about twice a second and once at the
+    end; what it raises ends the pass, as does the exception of a signal handler. Then, and when a process is killed
+    (ClientProcessError), the others are killed too; they also end by themselves when this process is gone. Raises
+    ValueError for a plan that can't be carried out, and for a core that isn't there.
     """
+    check_cores(cores)
     count = processes_for(plan, processes)
+    places = _places(cores, count)
     if count == 1:
-        return run_pass(target, plan, limits, progress, top_logprobs)
+        with _pinned(places[0]):
+            return run_pass(target, plan, limits, progress, top_logprobs)
     check_plan(plan)
-    for core in cores:
-        if core not in os.sched_getaffinity(0):
-            raise ValueError(f"{plan.label}: core {core} isn't among those that this process may use")
+    addresses = _addresses(target)
     wires = request_bytes(target, plan.requests, top_logprobs)
     with tempfile.TemporaryFile(buffering=0) as tickets:
         tickets.write(array("I", range(len(plan.requests))).tobytes())
         tickets.seek(0)
         jobs = [
-            _Job(target, replace(plan, concurrency=slots), limits, wires, tickets.fileno(), core)
-            for slots, core in zip(_shares(plan.concurrency, count), _places(cores, count), strict=True)
+            _Job(target, addresses, replace(plan, concurrency=slots), limits, wires, tickets.fileno(), core)
+            for slots, core in zip(_shares(plan.concurrency, count), places, strict=True)
         ]
         with _forked(jobs) as workers:
             return _gathered(plan, workers, progress)
@@ -103,6 +115,31 @@ def _places(cores: Sequence[int], count: int) -> list[int | None]:
     return [cores[place % len(cores)] if cores else None for place in range(count)]
 
 
+@contextmanager
+def _pinned(core: int | None) -> Iterator[None]:
+    """This thread on one core; None: wherever it may be."""
+    if core is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _addresses(target: Target) -> Addresses:
+    """Where the host is; nowhere if its name can't be resolved.
+
+    Looked up before the fork: a lock of the C library that another thread held then is held in the child for ever.
+    """
+    try:
+        return different(getaddrinfo(target.host, target.port, type=SOCK_STREAM))
+    except OSError:
+        return []
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
     """What one process is to send: any requests of the plan, ``plan.concurrency`` of them in flight.
@@ -112,6 +149,7 @@ class _Job:
     """
 
     target: Target
+    addresses: Addresses
     plan: PassPlan
     limits: Limits
     wires: list[Wire]
@@ -326,7 +364,11 @@ class _Share(PassRun):
         super().__init__(job.target, job.plan, job.limits, job.wires, pipe.send)
         self.pipe, self.parent = pipe, parent
         self.tickets = job.tickets
+        self.addresses = job.addresses
         self.taken: list[int] = []
+
+    async def _resolve(self) -> None:
+        """Known already."""
 
     def _start(self) -> None:
         """Say that the connections are open, and begin when all do."""

@@ -45,7 +45,7 @@ def request_bytes(target: Target, requests: Sequence[Request], top_logprobs: int
     for request in requests:
         prompt, shape = request.prompt, (id(request.prompt), request.output_tokens)
         if shape not in made:
-            after = _rest(request.output_tokens, top_logprobs)
+            after = _options(request.output_tokens, top_logprobs)
             digits = shared[id(prompt.text)][prompt.tokens] if isinstance(prompt, Prefix) else _digits(prompt)
             start = b"%b%d\r\n\r\n%b" % (head, len(before) + len(digits) + len(after), before)
             pieces = (start, digits, after)
@@ -82,8 +82,8 @@ def _digits(ids: array[int]) -> bytes:
     return str(ids.tolist())[1:-1].replace(" ", "").encode("ascii")
 
 
-def _rest(output_tokens: int, top_logprobs: int | None) -> bytes:
-    """What follows the prompt's ids."""
+def _options(output_tokens: int, top_logprobs: int | None) -> bytes:
+    """What follows the prompt's ids: how to answer."""
     fields: dict[str, object] = {
         "max_tokens": output_tokens,
         "min_tokens": output_tokens,

@@ -89,11 +89,13 @@ class Host:
         self._last: tuple[float, float, float] | None = None
 
     def _ours(self) -> tuple[float, int]:
+        """CPU seconds so far, those of processes that have ended included, and resident bytes."""
         cpu, rss = 0.0, 0
         for process in [self._root, *self._root.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):
                 times = process.cpu_times()
-                cpu += times.user + times.system
+                # Client processes come and go with each pass: what they took is then their parent's children's.
+                cpu += times.user + times.system + times.children_user + times.children_system
                 rss += process.memory_info().rss
         return cpu, rss
 
@@ -107,7 +109,7 @@ class Host:
             return {"rss_bytes": rss}
         span = (now - last[0]) * self._cores
         share = min(max((busy - last[1]) / span, 0.0), 1.0)
-        # Processes of ours that ended since take their time with them: the difference may be negative.
+        # One that ended after its parent takes its time with it: the difference may be negative.
         own = min(max((ours - last[2]) / span, 0.0), share)
         return {"cpu_busy": round(share, 4), "cpu_other": round(share - own, 4), "rss_bytes": rss}
 

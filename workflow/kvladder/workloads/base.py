@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from kvladder.config.base import Strict
 from kvladder.config.traffic import PassName, PassPlan, Request, TrafficContext
@@ -21,6 +21,8 @@ _NUMBER_TOKENS = 2
 
 class WorkloadConfig(Strict, ABC):
     """Base of all workloads. A subclass narrows ``kind`` to its own ``Literal`` and is its module's ``CONFIG``."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     engines: ClassVar[int] = 1
     """Engines of one setup that its passes are sent to (`PassPlan.engine`): a trial starts as many."""
@@ -53,10 +55,6 @@ class WorkloadConfig(Strict, ABC):
     @abstractmethod
     def longest_prompt(self) -> int:
         """Tokens of the longest request, prompt and output, which the model's length limit has to allow."""
-
-    @abstractmethod
-    def request_count(self) -> int:
-        """Requests in all passes together."""
 
 
 class OneLengthWorkload(WorkloadConfig):

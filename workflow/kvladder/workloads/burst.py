@@ -21,9 +21,5 @@ class BurstConfig(OneLengthWorkload):
         requests = Prompts(name, context).requests(self.requests, self.prompt_tokens, self.output_tokens)
         return rounds(name, requests, concurrency=self.requests, warm_passes=self.warm_passes)
 
-    def request_count(self) -> int:
-        """Requests in all passes together."""
-        return self.requests * (1 + self.warm_passes)
-
 
 CONFIG = BurstConfig

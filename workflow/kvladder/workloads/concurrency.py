@@ -38,9 +38,5 @@ class ConcurrencyConfig(OneLengthWorkload):
             plans += rounds(name, requests, level, self.warm_passes, first_round=len(plans))
         return plans
 
-    def request_count(self) -> int:
-        """Requests in all passes together."""
-        return sum(self.levels) * self.requests_per_slot * (1 + self.warm_passes)
-
 
 CONFIG = ConcurrencyConfig

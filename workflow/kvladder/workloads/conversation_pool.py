@@ -45,7 +45,7 @@ class ConversationPoolConfig(WorkloadConfig):
         "has waited longest is next. random: any of those that wait. zipf: the k-th place of the pool is drawn "
         "k^-zipf_exponent times as often as the first.",
     )
-    zipf_exponent: float = Field(default=1.0, gt=0, description="How unequal `order: zipf` is.")
+    zipf_exponent: float = Field(default=1.0, gt=0, le=10, description="How unequal `order: zipf` is.")
     staggered: bool = Field(
         default=False,
         description="Conversations first open in each place begin at different turns, so that they don't all end at "
@@ -144,12 +144,6 @@ class ConversationPoolConfig(WorkloadConfig):
     def stream(key: str) -> str:
         """The conversation that a turn belongs to."""
         return key.partition("-")[0]
-
-    def request_count(self) -> int:
-        """Requests of the pass; of a pool that follows from a capacity, as many as there may be."""
-        if isinstance(self.pool, int):
-            return sum(self.turns - turn for turn in self._first_turns(self.pool))
-        return self.max_requests
 
 
 CONFIG = ConversationPoolConfig

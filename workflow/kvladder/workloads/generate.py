@@ -26,9 +26,5 @@ class GenerateConfig(OneLengthWorkload):
         requests = Prompts(name, context).requests(self.requests, self.prompt_tokens, self.output_tokens)
         return rounds(name, requests, self.concurrency, self.warm_passes)
 
-    def request_count(self) -> int:
-        """Requests in all passes together."""
-        return self.requests * (1 + self.warm_passes)
-
 
 CONFIG = GenerateConfig

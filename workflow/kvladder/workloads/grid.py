@@ -43,9 +43,5 @@ class GridConfig(WorkloadConfig):
                 plans += rounds(name, requests, batch, self.warm_passes, first_round=len(plans))
         return plans
 
-    def request_count(self) -> int:
-        """Requests in all passes together."""
-        return sum(self.batches) * len(self.lengths) * (1 + self.warm_passes)
-
 
 CONFIG = GridConfig

@@ -24,9 +24,5 @@ class RepeatConfig(OneLengthWorkload):
         requests = Prompts(name, context).requests(self.prompts, self.prompt_tokens, self.output_tokens)
         return rounds(name, requests, concurrency=1, warm_passes=self.warm_passes)
 
-    def request_count(self) -> int:
-        """Requests in all passes together."""
-        return self.prompts * (1 + self.warm_passes)
-
 
 CONFIG = RepeatConfig

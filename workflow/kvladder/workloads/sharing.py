@@ -32,9 +32,5 @@ class SharingConfig(OneLengthWorkload):
         plans = rounds(name, requests, self.concurrency, self.warm_passes)
         return [replace(plan, engine=1) if plan.name == "first-hit" else plan for plan in plans]
 
-    def request_count(self) -> int:
-        """Requests in all passes together."""
-        return self.prompts * (1 + self.warm_passes)
-
 
 CONFIG = SharingConfig
