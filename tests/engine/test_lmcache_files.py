@@ -21,7 +21,7 @@ EXPERIMENT = CONFIG | {
         "prefix-cache": {"kind": "prefix-cache"},
         **{adapter: LMCACHE | {"files": {"adapter": adapter}} for adapter in ADAPTERS},
     },
-    "workloads": {"repeat": {"kind": "repeat", "prompt_tokens": PROMPT, "warm_passes": 1}},
+    "workloads": {"repeat": {"kind": "repeat", "prompt_tokens": PROMPT, "warm_passes": 2}},
     "suites": {"main": ["repeat"]},
 }
 
@@ -40,6 +40,7 @@ def written(run: Path, adapter: str, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_hits_come_from_disk_first_and_are_right(run: Path, adapter: str) -> None:
     found = written(run, adapter, "verdict")
@@ -62,6 +63,7 @@ def test_hits_come_from_disk_first_and_are_right(run: Path, adapter: str) -> Non
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_the_files_are_past_the_page_cache_and_gone_afterwards(run: Path, adapter: str) -> None:
     disk = written(run, adapter, "trial")["effective"]["details"]["disk"]

@@ -67,6 +67,11 @@ KEYS = {
     "l1_hit_tokens": "tokens found in its pool",
     "l2_hit_tokens": "tokens found in its second level",
     "queued_events": "events that it has not counted yet",
+    # The same with a second level, page `lmcache-server-files`.
+    "l2_stores": "stores to its second level, begun and ended",
+    "l2_written_chunks": "chunks written there",
+    "l2_read_chunks": "chunks read from there into its pool",
+    "l2_used_bytes": "bytes held there",
     # Mooncake's master, page `mooncake-master`.
     "keys": "keys in the pool",
     "allocated_bytes": "bytes of the pool in use",
@@ -102,6 +107,7 @@ PAGES: dict[str, dict[str, tuple[str, ...]]] = {
         "lmcache-mp": ("lmcache-mp",),
         "mooncake-store": ("mooncake-store",),
         "lmcache-server": ("lmcache-server", "lmcache-server-evictions"),
+        "lmcache-server-files": ("lmcache-server-files",),
         "mooncake-master": ("mooncake-master",),
     },
 }
@@ -178,6 +184,11 @@ SERIES = [
     Series("lmcache_mp_lookup_hit_tokens_total", "l1_hit_tokens+l2_hit_tokens"),
     Series("lmcache_mp_lookup_hit_l1_tokens_total", "l1_hit_tokens"),
     Series("lmcache_mp_lookup_hit_l2_tokens_total", "l2_hit_tokens"),
+    Series("lmcache_mp_l2_store_submitted_requests_total", "l2_stores"),
+    Series("lmcache_mp_l2_store_completed_requests_total", "l2_stores"),
+    Series("lmcache_mp_l2_store_completed_objects_chunks_total", "l2_written_chunks"),
+    Series("lmcache_mp_l2_prefetch_load_completed_chunks_total", "l2_read_chunks"),
+    Series("lmcache_mp_l2_usage_bytes", "l2_used_bytes"),
     Series("master_key_count", "keys"),
     Series("master_allocated_bytes", "allocated_bytes"),
     Series("segment_allocated_bytes", "allocated_bytes"),
@@ -211,6 +222,9 @@ EVENTS = [
     ("lmcache_mp_l1_read_", "", "l1_read_chunks"),
     ("lmcache_mp_num_chunks_loaded", "", "l1_read_chunks"),
     ("lmcache_mp_l1_evicted_", "", "l1_evicted_chunks"),
+    ("lmcache_mp_l2_store_", "", "l2_stores"),
+    ("lmcache_mp_l2_load_", "", "l2_read_chunks"),
+    ("lmcache_mp_l2_prefetch_load_", "", "l2_read_chunks"),
     ("lmcache_mp_", "", "requested_tokens"),
     ("", "", "finished"),
 ]

@@ -2,8 +2,8 @@
 
 The first argument says which of the two it is: ``lmcache`` or ``mooncake``. The stand-in engine talks to it on the
 port that real engines use, in JSON lines; kvladder on the HTTP port, as with the real ones. Several engines share what
-it holds. It knows three faults (see ``faults.py`` for how they are asked for): ``side-process-dies``,
-``hash-seed-differs`` and ``pool-not-shared``.
+it holds; LMCache's keeps files below that where it's told to (``--l2-adapter``). It knows three faults (see
+``faults.py`` for how they are asked for): ``side-process-dies``, ``hash-seed-differs`` and ``pool-not-shared``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import os
 import secrets
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 from faults import Faults, map_as_compiled
 from http_server import Answer, Request, serve
 from pages import render
-from tiers import Lru
+from tiers import Files, Levels
 
 GIB = 2**30
 VERSION = os.environ.get("KVLADDER_STUB_VERSION", "0.32.0")
@@ -36,9 +37,13 @@ class Pool:
         fixed = os.environ.get("PYTHONHASHSEED")
         self.seed = secrets.token_hex(4) if fixed is None or "hash-seed-differs" in faults else fixed
         self.engines = 0
-        self.held: dict[int, Lru] = {}
+        self.held: dict[int, Levels] = {}
         self.block_bytes = 0
-        self.asked = self.stores = self.written = self.read = 0
+        self.asked = self.stores = self.written = self.read = self.from_disk = 0
+        self.adapter: dict[str, Any] | None = json.loads(options.l2_adapter) if options.l2_adapter else None
+        if self.adapter is not None:
+            told = f"base_path={self.adapter['base_path']}, use_odirect={self.adapter['use_odirect']}"
+            print(f"INFO Initialized FSL2Adapter with {told}", flush=True)
 
     def join(self) -> int:
         """Number of the part of the pool that one more engine gets: the same for all, unless a fault says otherwise."""
@@ -49,25 +54,36 @@ class Pool:
         """Answer one of an engine's questions: hello, lookup, store."""
         if message["ask"] == "hello":
             self.block_bytes = message["block_bytes"] * (self.chunk or 1)
-            held = self.held.setdefault(part, Lru(0))
+            held = self.held.setdefault(part, Levels(0, self._files()))
             # Mooncake's engines bring the memory of the pool, each its own; LMCache's server has it.
             if self.chunk:
-                held.blocks = int(self.options.l1_size_gb * GIB) // self.block_bytes
+                held.host.blocks = int(self.options.l1_size_gb * GIB) // self.block_bytes
             else:
-                held.blocks += message["blocks"]
+                held.host.blocks += message["blocks"]
             return {"chunk": self.chunk, "seed": self.seed}
         held = self.held[part]
         if message["ask"] == "lookup":
-            count = held.prefix(message["keys"])
+            found = held.lookup(message["keys"])
             self.asked += len(message["keys"])
-            self.read += count
-            return {"count": count}
+            self.read += sum(found.values())
+            self.from_disk += found["nvme"]
+            return found
         self.stores += 1
         if self.faults.hits("side-process-dies", self.stores):
             self._die()
-        count = held.add(message["keys"])
+        count = held.store(message["keys"])
         self.written += count
         return {"count": count}
+
+    def _files(self) -> Files | None:
+        if self.adapter is None:
+            return None
+        return Files(Path(self.adapter["base_path"]), self.block_bytes, lambda _: False)
+
+    def clear(self) -> None:
+        """Empty memory; files stay."""
+        for each in self.held.values():
+            each.host.clear()
 
     def _die(self) -> None:
         """Each in the way it is seen to: one with a trace-back, the other by the kernel's hand."""
@@ -78,28 +94,33 @@ class Pool:
 
     def metrics(self) -> str:
         """The recorded /metrics page of the real side process, with this one's numbers."""
-        held = sum(map(len, self.held.values()))
+        held = sum(len(each.host) for each in self.held.values())
         used = held * self.block_bytes
         if self.chunk is not None:
-            return render(
-                VERSION,
-                "lmcache-server",
-                {
-                    "l1_written_chunks": self.written,
-                    "l1_read_chunks": self.read,
-                    "l1_evicted_chunks": self.written - held,
-                    "l1_used_bytes": used,
-                    "requested_tokens": self.asked * self.chunk,
-                    "l1_hit_tokens": self.read * self.chunk,
-                },
-            )
+            filed = sum(each.files.written for each in self.held.values() if each.files is not None)
+            # What comes from disk is written to memory and read there, what goes to disk is read there.
+            written = self.written + self.from_disk
+            state = {
+                "l1_written_chunks": written,
+                "l1_read_chunks": self.read + filed,
+                "l1_evicted_chunks": written - held,
+                "l1_used_bytes": used,
+                "requested_tokens": self.asked * self.chunk,
+                "l1_hit_tokens": (self.read - self.from_disk) * self.chunk,
+                "l2_hit_tokens": self.from_disk * self.chunk,
+                "l2_stores": filed,
+                "l2_written_chunks": filed,
+                "l2_read_chunks": self.from_disk,
+                "l2_used_bytes": filed * self.block_bytes,
+            }
+            return render(VERSION, "lmcache-server" if self.adapter is None else "lmcache-server-files", state)
         return render(
             VERSION,
             "mooncake-master",
             {
                 "keys": held,
                 "allocated_bytes": used,
-                "capacity_bytes": sum(part.blocks for part in self.held.values()) * self.block_bytes,
+                "capacity_bytes": sum(part.host.blocks for part in self.held.values()) * self.block_bytes,
                 "puts_started": self.stores,
                 "puts_ended": self.stores,
             },
@@ -115,6 +136,7 @@ def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
         (("--http-port", "--metrics_port"), int),
         (("--chunk-size",), int),
         (("--l1-size-gb",), float),
+        (("--l2-adapter",), str),
     ):
         parser.add_argument(*names, type=kind_of)
     return kind, parser.parse_known_args(rest)[0]
@@ -132,6 +154,9 @@ async def run(kind: str, options: argparse.Namespace, faults: Faults) -> None:
         writer.close()
 
     async def page(request: Request, _writer: asyncio.StreamWriter) -> Answer:
+        if (request.method, request.path) == ("POST", "/cache/clear"):
+            pool.clear()
+            return Answer(200, {"status": "ok", "cleared": {"tier": "l1"}})
         return Answer(200, pool.metrics() if request.path == "/metrics" else None)
 
     listeners = [

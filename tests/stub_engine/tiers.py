@@ -99,14 +99,14 @@ class Tier(Protocol):
         """Forget what lies in host memory."""
 
 
-class HostTier:
+class Levels:
     """Host memory, and files below it where there are any: a block from a file is in host memory afterwards."""
 
-    def __init__(self, unit: int, blocks: int, files: Files | None = None) -> None:
-        self.unit, self.host, self.files = unit, Lru(blocks), files
+    def __init__(self, blocks: int, files: Files | None = None) -> None:
+        self.host, self.files = Lru(blocks), files
 
-    async def lookup(self, keys: Sequence[str]) -> dict[str, int]:
-        """See `Tier`."""
+    def lookup(self, keys: Sequence[str]) -> dict[str, int]:
+        """How many of the first blocks are held, by level."""
         found = {"cpu": 0, "nvme": 0}
         for key in keys:
             source = "cpu" if key in self.host else "nvme" if self.files is not None and key in self.files else None
@@ -116,8 +116,9 @@ class HostTier:
             self.host.add([key])
         return found
 
-    async def store(self, keys: Sequence[str]) -> int:
-        """See `Tier`. What the disk refuses is logged, as an engine does, and the engine goes on."""
+    def store(self, keys: Sequence[str]) -> int:
+        """Hold these blocks; returns how many are new. What the disk refuses is logged, as an engine does, and all goes
+        on."""
         new = self.host.add(keys)
         if self.files is not None:
             try:
@@ -126,9 +127,24 @@ class HostTier:
                 print(f"ERROR stand-in: storing to the tier on disk failed: {error}", flush=True)
         return new
 
+
+class HostTier:
+    """An engine's own levels."""
+
+    def __init__(self, unit: int, blocks: int, files: Files | None = None) -> None:
+        self.unit, self.levels = unit, Levels(blocks, files)
+
+    async def lookup(self, keys: Sequence[str]) -> dict[str, int]:
+        """See `Tier`."""
+        return self.levels.lookup(keys)
+
+    async def store(self, keys: Sequence[str]) -> int:
+        """See `Tier`."""
+        return self.levels.store(keys)
+
     def reset(self) -> None:
         """See `Tier`; files stay."""
-        self.host.clear()
+        self.levels.host.clear()
 
 
 class PoolTier:
@@ -147,7 +163,8 @@ class PoolTier:
 
     async def lookup(self, keys: Sequence[str]) -> dict[str, int]:
         """See `Tier`."""
-        return {self.source: (await self._ask("lookup", keys=list(keys))).get("count", 0)}
+        found = await self._ask("lookup", keys=list(keys))
+        return {self.source: found.get("cpu", 0), "nvme": found.get("nvme", 0)}
 
     async def store(self, keys: Sequence[str]) -> int:
         """See `Tier`."""

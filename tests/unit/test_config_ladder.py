@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from array import array
 from dataclasses import replace
@@ -58,6 +59,8 @@ def test_a_tier_as_a_multiple_of_the_device_pool(data: dict[str, Any]) -> None:
         ({"gpu": 0}, "X above 0"),
         ({"gpu": "2"}, "X above 0"),
         ({"gpu": True}, "X above 0"),
+        ({"gpu": math.inf}, "X above 0"),
+        ({"gpu": math.nan}, "X above 0"),
         ({"cpu": 2.0}, "`{gpu: X}`"),
         ({"gpu": 1.0, "cpu": 1.0}, "`{gpu: X}`"),
         ("2 pools", "a size is a number"),
@@ -90,7 +93,7 @@ def test_a_pool_of_conversations_needs_one_size_of_the_tier(data: dict[str, Any]
     data["setups"]["gpu-cpu"]["cpu_bytes"] = "64MiB"
     message = refused(data)
     assert "workloads.pool-4x" in message and "33554432 B, 67108864 B" in message
-    for name in ("gpu-cpu", "gpu-cpu-nvme"):
+    for name in ("gpu-cpu", "gpu-cpu-nvme", "lmcache-cpu-nvme"):
         del data["setups"][name]
     assert "there are: none" in refused(data)
 
@@ -159,16 +162,28 @@ def test_a_trial_whose_files_may_not_fit_the_disk_does_not_start(tmp_path: Path,
         if fits:
             Session.check_room(session, plans)
             continue
-        with pytest.raises(RuntimeError, match=f"may need .* GB, and {tmp_path} has"):
-            # 1,001 tokens of the conversation and 100 of the other prompt: turns are counted once.
+        with pytest.raises(RuntimeError, match=f"may need .* MiB, and {tmp_path} has"):
+            # 1,002 tokens of the conversation and 100 of the other prompt: ids of both turns once, each one's answer.
             Session.check_room(session, plans)
+
+
+@pytest.mark.parametrize(("shared", "tokens"), [(False, 2 * 110), (True, 110)])
+def test_each_engine_fills_the_disk_with_what_it_is_sent(tmp_path: Path, shared: bool, tokens: int) -> None:
+    requests = [Request(0, "p0", array("I", range(100)), 10)]
+    plans = [PassPlan("w", name, 0, 1, requests, engine=engine) for name, engine in (("cold", 0), ("warm", 1))]
+    session = Mock(spec=Session)
+    session.setup = Mock(shares_pool=shared, disk_folder=lambda context: tmp_path)
+    session.context = SimpleNamespace(kv_bytes_per_token=10**12)
+    session.failed = RuntimeError
+    with pytest.raises(RuntimeError, match=f"may need {tokens * 10**12 >> 20:,} MiB"):
+        Session.check_room(session, plans)
 
 
 @pytest.mark.parametrize(
     ("name", "trials", "pools"),
     [
-        ("ladder", 3 * 4 * 4, [{"gpu": 0.6}, {"gpu": 1.2}, {"gpu": 1.8}, {"gpu": 4.0}]),
-        ("demo-ladder", 4, [{"gpu": 0.6}, {"gpu": 1.6}, {"gpu": 4.0}]),
+        ("ladder", 3 * 4 * 5, [{"gpu": 0.6}, {"gpu": 1.2}, {"gpu": 1.8}, {"gpu": 4.0}]),
+        ("demo-ladder", 5, [{"gpu": 0.6}, {"gpu": 1.6}, {"gpu": 4.0}]),
         ("ladder-qwen35b", 4 * 11, [16, 32, 48, 64, 96, 128, 192, 256, 384, 448, 512]),
     ],
 )
@@ -177,7 +192,8 @@ def test_ladders_that_come_along(name: str, trials: int, pools: list[Any]) -> No
     config = validate(load_file(CONFIGS / f"{name}.yaml"))
     assert len(plan(config)) == trials
     assert [workload.pool for workload in config.workloads.values()] == pools
-    assert [each.prefix_caching for each in config.setups.values()] == [False, True, True, True]
+    assert [each.prefix_caching for each in config.setups.values()][:4] == [False, True, True, True]
+    assert all(each.prefix_caching for name, each in config.setups.items() if name.startswith("lmcache"))
     if name == "ladder-qwen35b":
         (size,) = config.host_tier_bytes()
         assert size == 147_400_000_000 == pytest.approx(2 * (config.engine.pool_bytes(config.model) or 0))

@@ -200,10 +200,15 @@ def lmcache_page(l1: int, l2: int, *, written: int = 0, read: int = 0, used: int
         ((2944, 0), {"cpu": 2944, "nvme": 0, "unknown": 0}),
         ((0, 3000), {"cpu": 0, "nvme": 2944, "unknown": 0}),
         ((1024, 1920), {"cpu": 1024, "nvme": 1920, "unknown": 0}),
-        ((1024, 2048), {"cpu": 0, "nvme": 0, "unknown": 2944}),
+        # Looked up is more than was loaded: one level can't have given all, and the rest could be of either.
+        ((1024, 2048), {"cpu": 896, "nvme": 1920, "unknown": 128}),
+        ((4096, 4096), {"cpu": 0, "nvme": 0, "unknown": 2944}),
+        # Less than was loaded: these lookups are not those hits.
+        ((0, 128), {"cpu": 0, "nvme": 0, "unknown": 2944}),
     ],
 )
 def test_lmcache_levels(levels: tuple[int, int], shares: dict[str, int]) -> None:
+    """What is sure to have come from a level is its."""
     start = {"engine": engine_page(0, 0, 0, 0), "lmcache": lmcache_page(0, 0)}
     end = {"engine": engine_page(3000, 56, 0, 2944), "lmcache": lmcache_page(*levels)}
     reading = lmcache.mp_reading(Delta(parse_pages(start), parse_pages(end)))
@@ -219,6 +224,18 @@ def test_lmcache_bytes_follow_the_pool() -> None:
     }
     reading = lmcache.mp_reading(Delta(parse_pages(start), parse_pages(end)))
     assert (reading.stored_bytes, reading.loaded_bytes) == (12_000, 11_000)
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "loaded"), [(0, None, 11_000), (1024, None, None), (1024, 5, 5000), (0, 5, 11_000)]
+)
+def test_lmcache_counts_what_the_device_has_as_read(device: int, given: int | None, loaded: int | None) -> None:
+    """The locks of chunks that were looked up and not needed are given back as if they had been read."""
+    start = {"engine": engine_page(0, 0, 0, 0), "lmcache": lmcache_page(0, 0)}
+    pool = lmcache_page(2944, 0, written=12, read=11, used=8000, evicted=4)
+    pool += "" if given is None else f"lmcache_mp_num_chunks_loaded_total {given}\n"
+    end = {"engine": engine_page(3000, 56, device, 2944 - device), "lmcache": pool}
+    assert lmcache.mp_reading(Delta(parse_pages(start), parse_pages(end))).loaded_bytes == loaded
 
 
 def test_a_mooncake_put_in_flight_is_work_however_still_the_page_is() -> None:
@@ -253,14 +270,16 @@ def test_lmcache_stores_in_flight() -> None:
 
 
 def test_lmcache_second_level_bytes() -> None:
-    """Chunks written to L2 and read from it, at the size that a chunk of the pool has."""
-    start = {"engine": engine_page(0, 0, 0, 0), "lmcache": lmcache_page(0, 0)}
+    """Chunks read from L2 have the size of one of the pool; what was written L2 says itself, and a chunk that was there
+    already isn't written again."""
+    start = {"engine": engine_page(0, 0, 0, 0), "lmcache": lmcache_page(0, 0) + "lmcache_mp_l2_usage_bytes 0\n"}
     second = (
         "lmcache_mp_l2_store_completed_requests_total 2\nlmcache_mp_l2_store_completed_objects_chunks_total 12\n"
-        "lmcache_mp_l2_prefetch_load_completed_chunks_total 3\n"
+        "lmcache_mp_l2_prefetch_load_completed_chunks_total 3\nlmcache_mp_l2_usage_bytes 11000\n"
     )
-    end = {"engine": engine_page(3000, 3000, 0, 0), "lmcache": lmcache_page(0, 0, written=12, used=12_000) + second}
+    pool = lmcache_page(0, 0, written=15, read=17, used=15_000)
+    end = {"engine": engine_page(3000, 3000, 0, 0), "lmcache": pool + second}
     reading = lmcache.mp_reading(Delta(parse_pages(start), parse_pages(end)))
-    assert (reading.disk_write_bytes, reading.disk_read_bytes) == (12_000, 3000)
-    # Stores to L2 read chunks of L1 as well: what went to the device can't be told apart.
-    assert (reading.stored_bytes, reading.loaded_bytes) == (12_000, None)
+    assert (reading.disk_write_bytes, reading.disk_read_bytes) == (11_000, 3000)
+    # Of the pool's writes three came from L2, of its reads twelve went there: neither passed the engine.
+    assert (reading.stored_bytes, reading.loaded_bytes) == (12_000, 5000)

@@ -26,10 +26,15 @@ SETUPS: dict[str, dict[str, Any]] = {
     "native-host-fs": {"kind": "native", "copier": "host", "cpu_bytes": "16MiB", "files": {}},
     "simple-cpu": {"kind": "simple-cpu", "cpu_bytes": 32 * GIB},
     "lmcache-mp": {"kind": "lmcache-mp", "cpu_bytes": 32 * GIB},
+    "lmcache-mp-files": {"kind": "lmcache-mp", "cpu_bytes": "32MiB", "chunk_tokens": 128, "files": {}},
     "lmcache-v1": {"kind": "lmcache-v1", "cpu_bytes": "64MiB"},
     "mooncake-store": {"kind": "mooncake-store", "segment_bytes": 32 * GIB, "buffer_bytes": 4 * GIB},
 }
-SIDE = {"lmcache-mp": ("lmcache", "lmcache-server"), "mooncake-store": ("mooncake", "mooncake-master")}
+SIDE = {
+    "lmcache-mp": ("lmcache", "lmcache-server"),
+    "lmcache-mp-files": ("lmcache", "lmcache-server-files"),
+    "mooncake-store": ("mooncake", "mooncake-master"),
+}
 
 
 def setup(name: str) -> SetupConfig:
@@ -124,6 +129,23 @@ CASES = [
         read=2**20,
     ),
     Case(CPU, "native-host-fs", "after-disk", "after-warm", {"cpu": 1024, "computed": 8}, 0, 2**20, written=0, read=0),
+    # The same prompt in LMCache's server, emptied by itself. What it reads for the disk and writes from there is no
+    # traffic of the engine's.
+    Case(CPU, "lmcache-mp-files", "before-cold", "after-cold", {"computed": 1032}, 2**20, 0, written=2**20, read=0),
+    Case(
+        CPU,
+        "lmcache-mp-files",
+        "after-cold",
+        "after-disk",
+        {"nvme": 1024, "computed": 9},
+        0,
+        2**20,
+        written=0,
+        read=2**20,
+    ),
+    Case(
+        CPU, "lmcache-mp-files", "after-disk", "after-warm", {"cpu": 1024, "computed": 8}, 0, 2**20, written=0, read=0
+    ),
 ]
 
 

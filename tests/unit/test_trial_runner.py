@@ -36,6 +36,8 @@ CONFIG = validate(
     }
 )
 
+UP = runner.Attempt.up
+
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
@@ -117,6 +119,17 @@ def test_an_engine_that_lives_and_streams_nothing(tmp_path: Path, log: str, reas
     with pytest.raises(ServerFailed) as caught:
         runner._Run._check_served(session, plan, nothing)
     assert caught.value.reason == reason
+
+
+def test_cores_that_the_machine_has_not_are_refused_before_a_server_starts(
+    tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner.Attempt, "up", UP)
+    config = validate(CONFIG.model_dump(exclude_unset=True) | {"load": {"cores": [4096]}})
+    trial = plan(config)[0]
+    with pytest.raises(ValueError, match=r"load.cores: 4096 isn't among the cores that this process may use: \d"):
+        runner.run_trial(replace(job, config=config), trial, tmp_path / "trial")
+    assert list((tmp_path / "trial").rglob("*.*")) == []
 
 
 def test_a_pass_is_sent_by_as_many_processes_as_asked_for_and_possible(tmp_path: Path, job: Job) -> None:

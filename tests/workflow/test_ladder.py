@@ -28,6 +28,13 @@ SETUPS: dict[str, Any] = {
     "plain": {"kind": "plain"},
     "prefix-cache": {"kind": "prefix-cache"},
     "gpu-cpu": {"kind": "native", "prefix_caching": True, "cpu_bytes": {"gpu": 2.0}},
+    "lmcache-files": {
+        "kind": "lmcache-mp",
+        "prefix_caching": True,
+        "cpu_bytes": {"gpu": 2.0},
+        "chunk_tokens": 128,
+        "files": {"first_hit": "host"},
+    },
 }
 
 
@@ -39,7 +46,7 @@ def ladder(project: Project) -> Project:
 
 
 def test_a_dry_run_lists_every_trial_before_any_capacity_is_known(ladder: Project) -> None:
-    assert ladder.plan()["measure_trial"] == 3
+    assert ladder.plan()["measure_trial"] == 4
 
 
 @pytest.mark.slow
@@ -49,7 +56,7 @@ def test_a_ladder_reaches_the_tables(ladder: Project) -> None:
     tables = ladder.folder / "results" / "tiny" / "tables"
     trials = pl.read_parquet(tables / "trials.parquet")
     assert trials.select("setup", "status", "reason").rows() == [
-        (setup, "valid", None) for setup in ("gpu-cpu", "plain", "prefix-cache")
+        (setup, "valid", None) for setup in ("gpu-cpu", "lmcache-files", "plain", "prefix-cache")
     ]
     # 8,192 tokens in the device pool, twice that in host memory, 643 a conversation: the numbers are resolved.
     for record in ladder.trials().values():
@@ -57,7 +64,7 @@ def test_a_ladder_reaches_the_tables(ladder: Project) -> None:
             {"size": size, "tokens": 643, "order": "fifo"} for size in (6, 19, 46)
         ]
     sizes = {record["setup"]: record["config"]["setup"].get("cpu_bytes") for record in ladder.trials().values()}
-    assert sizes == {"plain": None, "prefix-cache": None, "gpu-cpu": 4 << 20}
+    assert sizes == {"plain": None, "prefix-cache": None, "gpu-cpu": 4 << 20, "lmcache-files": 4 << 20}
     rungs = pl.read_parquet(tables / "ladder.parquet")
     share = {
         (setup, workload): hits / ceiling
@@ -69,6 +76,12 @@ def test_a_ladder_reaches_the_tables(ladder: Project) -> None:
     assert share["prefix-cache", "in-gpu"] == share["gpu-cpu", "in-gpu"] == share["gpu-cpu", "in-cpu"] == 1
     assert share["prefix-cache", "in-cpu"] < 0.5 and share["prefix-cache", "in-none"] < 0.1
     assert share["gpu-cpu", "in-none"] < 0.5
+    # Files hold every pool, and are gone with the trial. The counter of what is read comes with the first time.
+    assert {share["lmcache-files", workload] for workload in WORKLOADS} == {1}
+    files = rungs.filter(pl.col("setup") == "lmcache-files").sort("working_set_tokens")
+    assert files["disk_read_bytes"].to_list()[:2] == [None, None] and files["disk_read_bytes"][2] > 0
+    assert all(size > 0 for size in files["disk_write_bytes"])
+    assert not list(ladder.folder.glob("results/tiny/trials/lmcache-files/*/*/tier"))
     assert rungs.filter(pl.col("setup") == "plain")["measured_hits"].to_list() == [0, 0, 0]
     cliffs = {row["setup"]: row for row in pl.read_parquet(tables / "cliffs.parquet").iter_rows(named=True)}
     assert 6 * 643 < cliffs["prefix-cache"]["tokens"] < 19 * 643 < cliffs["gpu-cpu"]["tokens"] < 46 * 643

@@ -16,7 +16,7 @@ from .test_faults import assert_seen
 
 PROMPTS, PROMPT_TOKENS, HIT = 3, 520, 512
 
-SHARED = {"lmcache-mp": LMCACHE, "mooncake-store": MOONCAKE}
+SHARED = {"lmcache-mp": LMCACHE, "lmcache-files": LMCACHE | {"files": {}}, "mooncake-store": MOONCAKE}
 APART = {"prefix-cache": PREFIX_CACHE, "native": NATIVE, "native-files": NATIVE_FILES, "simple-cpu": SIMPLE_CPU}
 FAULT = by_name("pool-not-shared")
 SETUPS: dict[str, Any] = {"plain": PLAIN, **APART, **SHARED, FAULT.name: FAULT.served()}
@@ -102,6 +102,14 @@ def test_tiers_on_disk_lie_apart_and_are_gone(run: Project) -> None:
     ]
     assert roots == [str(folder / "tier"), str(folder / "engine-2" / "tier")]
     assert not any(Path(root).exists() for root in roots)
+
+
+def test_a_second_engine_finds_on_disk_what_the_pool_has_lost(run: Project) -> None:
+    """The server empties its pool before the first hit; the files are its own, not an engine's, and go with it."""
+    folder, _, verdict = files(run, "lmcache-files")
+    sources = {window["name"]: window["by_source"] for window in verdict["windows"] if window["workload"] == "sharing"}
+    assert sources["first-hit"]["nvme"] == sources["warm"]["cpu"] == PROMPTS * HIT
+    assert not list(folder.glob("**/tier"))
 
 
 def test_a_pool_that_is_not_shared_after_all(run: Project) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any
 
@@ -56,7 +57,8 @@ def tier_size(value: Any, info: ValidationInfo) -> Any:
     if not isinstance(value, dict):
         return parse_size(value)
     times = value.get("gpu")
-    if list(value) != ["gpu"] or not isinstance(times, int | float) or isinstance(times, bool) or not times > 0:
+    wrong = not isinstance(times, int | float) or isinstance(times, bool) or not 0 < times < math.inf
+    if list(value) != ["gpu"] or wrong:
         raise ValueError("a tier's size is a size in bytes, or `{gpu: X}`: X times the device pool, X above 0")
     pool = (info.context or {}).get(POOL_BYTES)
     if pool is None:

@@ -68,6 +68,13 @@ PITFALLS: Mapping[str, tuple[tuple[str, str], ...]] = {
             "tier: such a trial is `failed`. Files are never evicted, and O_DIRECT falls back with a warning only.",
         ),
         (
+            "`lmcache-mp` with files",
+            "LMCache stores nothing on a file system that refuses O_DIRECT (`direct_io: false` goes through the page "
+            "cache), evicts no file, and by itself wouldn't keep in memory what it loads from disk (kvladder has it "
+            "`retain`). 0.5.3 doesn't say which hits came from disk: in a pass that read files they are `unknown`; "
+            "bytes are known.",
+        ),
+        (
             "Mooncake over TCP",
             "Slower than computing on an H200. A pause in its store traffic isn't the end of it: no counter moves "
             "while a batch of gigabytes is in flight, so puts in flight count as traffic. Its transfer engine listens "

@@ -13,11 +13,15 @@ SERVER = "lmcache"
 
 WRITTEN = "lmcache_mp_l1_write_chunks_total"
 READ = "lmcache_mp_l1_read_chunks_total"
+LOADED = "lmcache_mp_num_chunks_loaded_total"
 EVICTED = "lmcache_mp_l1_evicted_chunks_total"
 USED = "lmcache_mp_l1_memory_usage_bytes"
 L2_STORES = "lmcache_mp_l2_store_completed_requests_total"
 L2_WRITTEN = "lmcache_mp_l2_store_completed_objects_chunks_total"
 L2_READ = "lmcache_mp_l2_prefetch_load_completed_chunks_total"
+L2_USED = "lmcache_mp_l2_usage_bytes"
+L1_HITS = "lmcache_mp_lookup_hit_l1_tokens_total"
+L2_HITS = "lmcache_mp_lookup_hit_l2_tokens_total"
 
 WRITES = (WRITTEN, L2_WRITTEN)
 JOBS = ("lmcache_mp_event_bus_queue_depth", "lmcache_mp_l1_staging_bytes")
@@ -39,18 +43,20 @@ V1_WRITES = (V1_STORED, V1_USED, "lmcache:num_store_requests_total", "lmcache:nu
 def mp_reading(delta: Delta) -> Reading:
     """Tokens by source from the engine, its external hits split by the server into L1 (host) and L2 (disk).
 
-    The server counts what it looked up, which may be more than the engine then loads (at least one token of a prompt
-    is always computed); with hits in both levels and unequal sums nobody knows the split. A store to L2 reads chunks of
-    L1 too: with one, the loaded bytes are unknown.
+    What comes from L2 is written to L1 and read there, and a store to L2 reads L1: neither is a store of the engine's,
+    nor a load. Nor is a chunk that was looked up and found on the device as well, which counts as read: with such, only
+    what LMCache says that it gave to engines counts (on a GPU; elsewhere it doesn't). L2 says itself how many bytes it
+    holds; it loses none.
     """
     reading = engine_reading(delta, "cpu")
     _split(delta, reading)
     chunk = _chunk_bytes(delta.end.get(SERVER))
-    reading.stored_bytes = _times(delta.counter(SERVER, WRITTEN), chunk)
-    if not delta.counter(SERVER, L2_STORES):
-        reading.loaded_bytes = _times(delta.counter(SERVER, READ), chunk)
-    reading.disk_write_bytes = _times(delta.counter(SERVER, L2_WRITTEN), chunk)
-    reading.disk_read_bytes = _times(delta.counter(SERVER, L2_READ), chunk)
+    to_disk, from_disk = delta.counter(SERVER, L2_WRITTEN), delta.counter(SERVER, L2_READ)
+    reading.stored_bytes = _times(_without(delta.counter(SERVER, WRITTEN), from_disk), chunk)
+    read = _without(delta.counter(SERVER, READ), to_disk) if reading.by_source["gpu"] == 0 else None
+    reading.loaded_bytes = _times(delta.counter(SERVER, LOADED) if read is None else read, chunk)
+    reading.disk_write_bytes = delta.counter(SERVER, L2_USED)
+    reading.disk_read_bytes = _times(from_disk, chunk)
     return reading
 
 
@@ -85,20 +91,27 @@ def v1_store_activity(pages: Pages) -> dict[str, float] | None:
 
 
 def _split(delta: Delta, reading: Reading) -> None:
+    """Share the engine's external hits out over the server's levels, as far as that is sure.
+
+    The server counts what it looked up, which is more than the engine loads where the device has the beginning of a
+    prompt, or the prompt is hit whole but for its last token. What one level can't have given, the other has.
+    """
     external = reading.by_source["cpu"]
-    second = delta.counter(SERVER, "lmcache_mp_lookup_hit_l2_tokens_total")
+    second = delta.counter(SERVER, L2_HITS)
     if external and second is None and delta.counter(SERVER, L2_READ):
         # LMCache 0.5.3 doesn't count hit tokens by level, only the chunks that it loaded from L2.
         reading.by_source.update(cpu=0, unknown=external)
     if not external or not second:
         return
-    first = delta.counter(SERVER, "lmcache_mp_lookup_hit_l1_tokens_total") or 0
-    if first == 0:
-        reading.by_source.update(cpu=0, nvme=external)
-    elif first + second == external:
-        reading.by_source.update(cpu=first, nvme=second)
-    else:
-        reading.by_source.update(cpu=0, unknown=external)
+    host, disk = max(external - second, 0), max(external - (delta.counter(SERVER, L1_HITS) or 0), 0)
+    if host + disk > external:
+        host, disk = 0, 0
+    reading.by_source.update(cpu=host, nvme=disk, unknown=external - host - disk)
+
+
+def _without(all_chunks: int | None, others: int | None) -> int | None:
+    """A count less those of another kind in it; a series that isn't there counts none."""
+    return None if all_chunks is None else max(all_chunks - (others or 0), 0)
 
 
 def _times(count: int | None, size: float | None) -> int | None:

@@ -24,10 +24,14 @@ def check(evidence: Evidence) -> list[GateResult]:
     expected = "files read past the page cache (O_DIRECT)"
     setup = evidence.setup
     block = evidence.trial.effective.block_size or 1
-    if setup.file_access(block) is None:
+    access = setup.file_access(block)
+    if access is None:
         found.skip(expected, _without(evidence))
         return found.results
     good, seen = _seen(evidence)
+    if not access.direct:
+        found.skip(expected, f"the page cache was asked for; {seen}")
+        return found.results
     served = any(
         setup.hit_tier(item.name) == "nvme" or window.by_source.get("nvme")
         for item, window in zip(evidence.trial.passes, evidence.windows, strict=True)

@@ -47,11 +47,13 @@ COUNTER_FILES = "prometheus"
 
 @dataclass(frozen=True, slots=True)
 class FileAccess:
-    """How a tier on disk is used: its folder (None: the trial's own), tokens of one file, threads at once."""
+    """How a tier on disk is used: its folder (None: the trial's own), tokens of one file, threads at once, whether it
+    asks for O_DIRECT."""
 
     path: str | None
     chunk_tokens: int
     threads: int
+    direct: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,28 @@ class SetupContext:
         return str(beside) if beside.exists() else shutil.which(name) or str(beside)
 
 
+class FileTier(Strict):
+    """Files below host memory, one a chunk, in the trial's own folder; they are never evicted."""
+
+    path: str | None = Field(
+        default=None,
+        description="Folder on the disk to measure; each trial makes its own folder in it. Unset: the trial's folder.",
+    )
+    first_hit: Literal["files", "host"] = Field(
+        default="files",
+        description="files: host memory is emptied before the first hit, which so comes from disk, the later ones from "
+        "host memory. host: nothing is emptied.",
+    )
+
+    def folder(self, context: SetupContext) -> Path:
+        """The trial's own folder for the files."""
+        return Path(self.path) / context.namespace if self.path else context.folder / TIER_FOLDER
+
+    def serve(self, name: PassName) -> bool:
+        """Whether a pass of that name must be served from the files."""
+        return self.first_hit == "files" and name == "first-hit"
+
+
 class SetupConfig(Strict):
     """One way to serve. Subclasses narrow ``kind`` and override what differs from a plain server."""
 
@@ -156,11 +180,11 @@ class SetupConfig(Strict):
         return None
 
     def settings(self) -> dict[str, Any]:
-        """Configuration that a connector reads from a file of its own, past the engine's arguments; empty: none."""
+        """Configuration that reaches a connector or its side process past the engine's arguments; empty: none."""
         return {}
 
     def settings_read(self, log: str) -> Mapping[str, Any] | None:
-        """`settings` as the connector itself says, in the engine's log, that it runs with; None: it doesn't say."""
+        """`settings` as they run, in the words of the logs of engine and side processes; None: they don't say."""
         return None
 
     def side_processes(self, context: SetupContext) -> list[ProcessSpec]:
@@ -182,6 +206,10 @@ class SetupConfig(Strict):
         """
         above = self.prefix_caching and self.tier not in (None, "gpu")
         return "device" if above and name in ("first-hit", "warm") else None
+
+    def host_reset(self, context: SetupContext) -> tuple[int, str] | None:
+        """Port and path of a side process to POST to, which empties the tier in host memory; None: the engine does."""
+        return None
 
     def hit_tier(self, name: PassName) -> str | None:
         """The tier that a pass of that name must be served from."""

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from kvladder.config.base import Strict, TierBytes
+from kvladder.config.base import TierBytes
 from kvladder.config.traffic import PassName
 from kvladder.counters.reading import Delta, Reading, engine_reading
-from kvladder.setups.base import TIER_FOLDER, FileAccess, Reset, SetupConfig, SetupContext
+from kvladder.setups.base import FileAccess, FileTier, Reset, SetupConfig, SetupContext
 from kvladder.stats.oracle import Hierarchy, Tier
 
 HOST_COPIER_MODULE = "kvladder_engine_plugin.host_copier"
@@ -21,20 +21,11 @@ ORDER_KNOWN_IN = "0.32."
 """vLLM versions whose eviction order was read in the source and checked against a run."""
 
 
-class FileTier(Strict):
-    """Files below host memory, one a chunk, in the trial's own folder; they are never evicted."""
+class NativeFiles(FileTier):
+    """Files of vLLM's own tier on disk."""
 
-    path: str | None = Field(
-        default=None,
-        description="Folder on the disk to measure; each trial makes its own folder in it. Unset: the trial's folder.",
-    )
     read_threads: int = Field(default=16, ge=1, description="Threads that read files.")
     write_threads: int = Field(default=16, ge=1, description="Threads that write files.")
-    first_hit: Literal["files", "host"] = Field(
-        default="files",
-        description="files: host memory is emptied before the first hit, which so comes from disk, the later ones from "
-        "host memory. host: nothing is emptied.",
-    )
 
 
 class Native(SetupConfig):
@@ -51,7 +42,7 @@ class Native(SetupConfig):
         description="device: the engine's own copy between GPU and host. host: kvladder's memory copy for engines "
         "without a GPU; scheduler, eviction, files and metrics stay the engine's.",
     )
-    files: FileTier | None = Field(default=None, description="A tier on disk below host memory; unset: none.")
+    files: NativeFiles | None = Field(default=None, description="A tier on disk below host memory; unset: none.")
 
     tier: ClassVar[str | None] = "cpu"
 
@@ -82,9 +73,7 @@ class Native(SetupConfig):
 
     def disk_folder(self, context: SetupContext) -> Path | None:
         """The files' root, made by the engine."""
-        if self.files is None:
-            return None
-        return Path(self.files.path) / context.namespace if self.files.path else context.folder / TIER_FOLDER
+        return None if self.files is None else self.files.folder(context)
 
     def file_access(self, block_size: int) -> FileAccess | None:
         """One file a chunk; either kind of thread also takes the other's work."""
@@ -99,8 +88,7 @@ class Native(SetupConfig):
 
     def hit_tier(self, name: PassName) -> str | None:
         """Disk for the first hit where asked for, host memory otherwise."""
-        from_disk = self.files is not None and self.files.first_hit == "files" and name == "first-hit"
-        return "nvme" if from_disk else self.tier
+        return "nvme" if self.files is not None and self.files.serve(name) else self.tier
 
     def granularity(self, block_size: int) -> int:
         """Chunks are what is looked up: a hit is a whole number of them."""

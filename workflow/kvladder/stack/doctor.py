@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ def examine(config: ExperimentConfig, results: Path) -> list[Finding]:
     """All findings about this machine for one experiment. Starts no server and changes nothing."""
     folder = find(config.stack)
     findings: list[Finding] = []
-    for check in (_stack, _packages, _user, _disk, _memory, _shm, _loopback, _gpu):
+    for check in (_stack, _packages, _user, _disk, _tiers_on_disk, _memory, _shm, _loopback, _gpu):
         findings += check(config, folder, results)
     return findings
 
@@ -109,6 +110,34 @@ def _disk(_config: ExperimentConfig, folder: Path, results: Path) -> Iterator[Fi
         yield Finding("warn", "disk", f"{seen}, about {wanted / 1e9:.0f} GB are needed")
     else:
         yield Finding("ok", "disk", seen)
+
+
+def _tiers_on_disk(config: ExperimentConfig, _folder: Path, results: Path) -> Iterator[Finding]:
+    """Where setups keep files of KV. How many there will be is known only when their prompts are: see `check_room`."""
+    tiers = [setup.file_access(config.engine.block_size or 1) for setup in config.setups.values()]
+    wanted: dict[Path, bool] = {}
+    for tier in filter(None, tiers):
+        place = _existing(Path(tier.path) if tier.path is not None else results)
+        wanted[place] = wanted.get(place, False) or tier.direct
+    for place, direct in wanted.items():
+        seen = f"{shutil.disk_usage(place).free / 1e9:.1f} GB free at {place}"
+        if not os.access(place, os.W_OK | os.X_OK):
+            yield Finding("fail", "tier on disk", f"{place} can't be written")
+        elif direct and not _opens_directly(place):
+            lost = "vLLM falls back to the page cache, LMCache stores nothing"
+            yield Finding("warn", "tier on disk", f"{seen}, but no O_DIRECT: {lost}; name another disk in `files.path`")
+        else:
+            yield Finding("ok", "tier on disk", f"{seen}{', O_DIRECT' if direct else ''}")
+
+
+def _opens_directly(folder: Path) -> bool:
+    """Whether the file system below a folder takes O_DIRECT; a file is there for that moment."""
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        try:
+            os.close(os.open(file.name, os.O_RDONLY | os.O_DIRECT))
+        except OSError:
+            return False
+    return True
 
 
 def _existing(place: Path) -> Path:

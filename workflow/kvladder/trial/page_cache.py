@@ -10,6 +10,9 @@ from typing import Any
 
 import psutil
 
+_SUFFIXES = (".bin", ".data")
+"""Of files with KV: vLLM's, LMCache's."""
+
 MOST_FILES = 512
 """Files looked at, evenly over all of them: a large tier has tens of thousands, written and read alike."""
 
@@ -20,7 +23,7 @@ def disk_state(folder: Path) -> dict[str, Any]:
 
     To be called while the tier's files are still there and nothing else has read them.
     """
-    files = sorted(path for path in folder.rglob("*.bin") if path.is_file())
+    files = sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
     step = max(1, -(-len(files) // MOST_FILES))
     size, cached = 0, 0
     known = True

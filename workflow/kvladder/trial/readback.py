@@ -10,7 +10,7 @@ from typing import Any
 
 from kvladder.config.records import EffectiveConfig
 from kvladder.counters.reading import engine_name
-from kvladder.serving.process import ServerGroup
+from kvladder.serving.process import ManagedProcess, ServerGroup
 from kvladder.serving.readback import mapped_modules
 from kvladder.setups.base import SetupConfig, SetupContext
 
@@ -82,7 +82,7 @@ def read_back(
         modules=mapped_modules(_own_tree(context, group), wanted),
         capacity_tokens=capacity,
         details={
-            "settings": _settings(setup, log),
+            "settings": _settings(setup, "\n".join([log, *(_text(each.spec.log) for each in _beside(context, group))])),
             "connectors_created": connectors_created(log),
             "threads": _threads(log),
             "num_gpu_blocks": cache.get("num_gpu_blocks"),
@@ -97,12 +97,18 @@ def read_back(
 
 def _own_tree(context: SetupContext, group: ServerGroup) -> list[int]:
     """Pids of the context's engine and of side processes: another engine's extensions are no evidence for this one."""
-    others = {engine_name(number) for number in range(context.engines)} - {context.server}
-    return [pid for process in group if process.name not in others for pid in process.tree()]
+    own = [*_beside(context, group), group.named(context.server)]
+    return [pid for process in own for pid in process.tree()]
+
+
+def _beside(context: SetupContext, group: ServerGroup) -> list[ManagedProcess]:
+    """Side processes."""
+    engines = {engine_name(number) for number in range(context.engines)}
+    return [process for process in group if process.name not in engines]
 
 
 def _settings(setup: SetupConfig, log: str) -> dict[str, Any]:
-    """Of the connector's own configuration, what was asked for; None where it doesn't say."""
+    """Of the configuration past the engine's arguments, what was asked for; None where nobody says."""
     said = setup.settings_read(log) or {}
     return {key: said.get(key) for key in setup.settings()}
 

@@ -134,11 +134,11 @@ class _Run:
             plans = {name: workloads[name].passes(name, traffic) for name in names}
         except ValueError as error:  # of a pool whose size follows from what the servers said
             raise session.failed(f"no prompts can be made: {error}") from error
-        session.check_room(plan for each in plans.values() for plan in each)
         # Where nothing is loaded there is nothing to check.
         checked = self.config.right_kv if session.setup.tier is not None else None
         if checked is not None:
             plans[RIGHT_KV] = right_kv.passes(checked, self.config.right_kv_tokens(), traffic)
+        session.check_room(plan for each in plans.values() for plan in each)
         self.marks["warm"] = time.monotonic_ns()
         with sampling(self.folder / "probes.jsonl", self.config.probe_interval_s, session.devices):
             for name in names:

@@ -25,7 +25,7 @@ from kvladder.config.traffic import PassName, PassPlan, Prefix, TrafficContext
 from kvladder.counters.drain import Drain, files_activity, wait_until_flat
 from kvladder.counters.reading import engine_name, parse_pages, seen_from
 from kvladder.counters.scrape import scrape
-from kvladder.load import Limits, Progress, Target, run_pass
+from kvladder.load import Limits, Progress, Target, check_cores, run_pass
 from kvladder.serving.errors import NotClean
 from kvladder.serving.hygiene import after_stop, before_start
 from kvladder.serving.lease import lease
@@ -250,7 +250,8 @@ class Session:
         what = self.setup.reset_before(name)
         if what is None:
             return
-        path = "/reset_prefix_cache" + ("?reset_external=true" if what == "host" else "")
+        beside = self.setup.host_reset(self.contexts[engine]) if what == "host" else None
+        path = "/reset_prefix_cache" + ("?reset_external=true" if what == "host" and beside is None else "")
         deadline = time.monotonic() + self.job.config.load.drain_s
         while True:
             self._nudge(engine)
@@ -260,10 +261,14 @@ class Session:
             except (ValueError, AttributeError) as error:
                 raise self.failed(f"reset before {name}: unreadable answer {body[:200]!r}", engine) from error
             if done:
-                return
+                break
             if time.monotonic() >= deadline:
                 raise self.failed(f"reset before {name} refused: {status} {body[:200]!r}", engine)
             time.sleep(0.2)
+        if beside is not None:
+            status, body = self._post(beside[1], engine, port=beside[0])
+            if status != http.client.OK:
+                raise self.failed(f"reset before {name} refused: {status} {body[:200]!r}", engine)
 
     def profile(self, what: Literal["start", "stop"]) -> None:
         """Start or stop the first engine's profiler. Raises ServerFailed unless it says that it did."""
@@ -280,10 +285,11 @@ class Session:
             self.group.check_alive()
             raise self.failed(f"request before a reset failed: {record.error}", engine)
 
-    def _post(self, path: str, engine: int) -> tuple[int, bytes]:
-        """Status and body of a POST without content. Raises ServerFailed where none comes."""
+    def _post(self, path: str, engine: int, port: int | None = None) -> tuple[int, bytes]:
+        """Status and body of a POST without content, to an engine or to a side process's ``port``. Raises ServerFailed
+        where none comes."""
         target = self.targets[engine]
-        connection = http.client.HTTPConnection(target.host, target.port, timeout=60)
+        connection = http.client.HTTPConnection(target.host, port or target.port, timeout=60)
         try:
             connection.request("POST", path, headers={"Authorization": f"Bearer {target.api_key}"})
             response = connection.getresponse()
@@ -296,22 +302,25 @@ class Session:
     def check_room(self, plans: Iterable[PassPlan]) -> None:
         """Raises ServerFailed where the disk of the setup's tier hasn't room for what these passes can store.
 
-        Engines evict no file; one that finds the disk full loses KV in the middle of a pass and goes on.
+        Engines evict no file; one that finds the disk full loses KV in the middle of a pass and goes on. Of a
+        conversation the last turn counts, which holds the others, and each turn's own answer; where engines don't share
+        their tier, each stores what it is sent.
         """
         folder, per_token = self.setup.disk_folder(self.context), self.context.kv_bytes_per_token
         if folder is None or per_token is None:
             return
-        stored: dict[int, int] = {}
+        stored: dict[tuple[int, int], dict[int, int]] = {}
         for plan in plans:
+            engine = 0 if self.setup.shares_pool else plan.engine
             for request in plan.requests:
                 text = request.prompt.text if isinstance(request.prompt, Prefix) else request.prompt
-                stored[id(text)] = max(stored.get(id(text), 0), len(request.prompt) + request.output_tokens)
-        needed = sum(stored.values()) * per_token
+                stored.setdefault((engine, id(text)), {})[len(request.prompt)] = request.output_tokens
+        needed = sum(max(turns) + sum(turns.values()) for turns in stored.values()) * per_token
         there = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(there).free
         if needed > free:
             raise self.failed(
-                f"the tier on disk may need {needed / 1e9:.1f} GB, and {there} has {free / 1e9:.1f} GB free: "
+                f"the tier on disk may need {needed >> 20:,} MiB, and {there} has {free >> 20:,} MiB free: "
                 "send fewer prompts, or name a larger disk in `files.path`"
             )
 
@@ -388,9 +397,10 @@ class Attempt:
         """Lease, ports, servers up and read back; everything stopped and given back at the end.
 
         Raises `ServerFailed` when a server doesn't come up or has died, the errors of `kvladder.serving` when the
-        machine isn't fit to start.
+        machine isn't fit to start, ValueError where it hasn't the client's cores.
         """
         config, stack = self.job.config, self.job.stack
+        check_cores(config.load.cores)
         with contextlib.ExitStack() as held:
             # A stand-in for tests measures nothing: locks of its own, so that it needn't wait for the machine.
             apart = (
