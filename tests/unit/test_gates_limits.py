@@ -21,6 +21,7 @@ from kvladder.judge import judge_trial
 from kvladder.report.limits import limits as section
 from kvladder.setups.mooncake_store import MooncakeStore
 from kvladder.tables.limits import BEYOND, REFUSED, shown
+from kvladder.tables.model import CELL, Tables, frame
 from kvladder.trial.page_cache import cached_bytes, disk_state
 
 LOAD_TIME, LOAD_BYTES = "vllm:kv_offload_load_time_total", "vllm:kv_offload_load_bytes_total"
@@ -420,6 +421,22 @@ def test_a_table_of_rates_and_percents(tmp_path: Path) -> None:
     assert any(text.startswith("≥ ") for text in texts)
 
 
+def test_the_figure_has_workloads_of_two_engines_and_no_sweeps(tmp_path: Path) -> None:
+    measured(tmp_path, host_memcpy=5e9)
+    built = judged(tmp_path, [trial(tmp_path)])
+    shared = frame("sharing", [{"suite": "main", "workload": name} for name in ("repeat", "burst")])
+    of_two = Tables(**{**vars(built), "sharing": shared})
+    assert percent_of_roofline.applies(of_two) and len(percent_of_roofline.draw(of_two).axes) == 2
+    # Where all rates are in the table alone, there is no figure that says that there are none.
+    for change in (
+        pl.col("workload") + CELL + "1",
+        pl.lit("mixed").alias("pass"),
+    ):
+        assert not percent_of_roofline.applies(Tables(**{**vars(built), "limits": built.limits.with_columns(change)}))
+    none = Tables(**{**vars(built), "limits": built.limits.with_columns(percent=pl.lit(None, pl.Float64))})
+    assert percent_of_roofline.applies(none), "the figure says so"
+
+
 def test_no_rate_above_its_roofline_is_in_the_table(tmp_path: Path) -> None:
     # The claims are 4 GB/s. Within the tolerance it is the roofline that is shown.
     measured(tmp_path, host_memcpy=3.9e9)
@@ -461,11 +478,35 @@ def test_the_table_has_a_pools_transfer_engine_beside_its_link(tmp_path: Path) -
     }
 
 
+def test_what_is_no_limit_lowers_no_rate(tmp_path: Path) -> None:
+    # The claims are 1 GB/s: above the transfer engine by less than a roofline's own noise.
+    measured(tmp_path, tcp_loopback=2e9, transfer_engine_read=0.98e9, transfer_engine_write=0.98e9)
+    folder = trial(tmp_path, "mooncake-store")
+    log(folder, NETWORK)
+    found = rows(judged(tmp_path, [folder]), workload="repeat", basis="engine")
+    assert {(row["link"], row["gb_per_s"], row["note"]) for row in found} == {
+        ("tcp_loopback", 1.0, None),
+        ("transfer_engine_read", None, BEYOND),
+        ("transfer_engine_write", None, BEYOND),
+    }
+
+
+def test_a_rate_above_its_link_is_not_shown_beside_another_one(tmp_path: Path) -> None:
+    measured(tmp_path, None, tcp_loopback=0.5e9, transfer_engine_read=2e9, transfer_engine_write=2e9)
+    folder = trial(tmp_path, "mooncake-store")
+    log(folder, NETWORK)
+    built = judged(tmp_path, [folder])
+    assert built.trials["status"].to_list() == ["valid"], "nobody knows the rooflines' host"
+    found = rows(built, basis="engine")
+    assert found and {(row["link"], row["gb_per_s"]) for row in found} == {("tcp_loopback", None)}
+    assert all(row["note"].startswith(REFUSED) for row in found)
+
+
 class Labelled:
     """A setup as far as the section reads one."""
 
     def __init__(self, label: str) -> None:
-        self.label = label
+        self.name = self.label = label
 
 
 def test_the_reports_section(tmp_path: Path) -> None:

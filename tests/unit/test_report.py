@@ -322,8 +322,15 @@ def test_controls_are_named_and_no_contenders(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_pdf")
 def test_a_control_of_one_block_sets_no_floor(tmp_path: Path) -> None:
     words = said(tmp_path, ["plain", "plain-2"], invalid=[("plain-2", 1), ("plain-2", 2)])
-    assert "The A/A control plain-2 is not valid beside plain in two blocks yet" in words
+    seen = r"has one block with it, in which it takes [\d.]+–[\d.]+× its TTFT over \d+ passes: don't build on"
+    assert re.search(rf"The A/A control plain-2, configured as plain is, {seen} differences of that size", words)
     assert "There is no A/A control" not in words
+
+
+@pytest.mark.usefixtures("no_pdf")
+def test_a_control_that_is_never_valid_beside_the_baseline_shows_nothing(tmp_path: Path) -> None:
+    words = said(tmp_path, ["plain", "plain-2"], invalid=[("plain-2", repeat) for repeat in range(3)])
+    assert "The A/A control plain-2 is not valid beside plain in two blocks yet" in words
 
 
 @pytest.mark.usefixtures("no_pdf")

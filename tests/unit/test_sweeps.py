@@ -6,6 +6,7 @@ import hashlib
 import math
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace as Some
 from typing import Any
 
 import polars as pl
@@ -24,9 +25,11 @@ from kvladder.figures.parts import style
 from kvladder.figures.parts.lines import MOST_LINES
 from kvladder.report import page
 from kvladder.report.build import build
+from kvladder.report.limits import limits
 from kvladder.tables import Tables
 from kvladder.tables.break_even import hit_row, payback
 from kvladder.tables.labels import single_workloads, workload_order
+from kvladder.tables.model import frame
 from kvladder.tables.sweeps import sweeps
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -273,6 +276,35 @@ def test_the_report_puts_a_sweep_into_words(tmp_path: Path, monkeypatch: pytest.
     # Cells have one table together and no section, headline or paragraph each.
     assert "## grid @" not in text and "grid @" not in text
     assert text.count("| 4 × 2,900 |") == 1
+
+
+def test_the_cells_of_a_sweep_are_one_row_in_tables_of_limits(swept: Tables) -> None:
+    cells = [f"concurrency @ {level}" for level in (1, 2)]
+    rate = {"setup": "native", "suite": "sweeps", "pass": "first-hit", "direction": "load", "basis": "engine"}
+    rates = [
+        {**rate, "workload": cell, "n": n, "link": "pinned_h2d", "gb_per_s": gb, "percent": 2 * gb}
+        for cell, n, gb in zip(cells, (3, 2), (31.0, 44.4), strict=True)
+    ]
+    crossed = {"setup": "native", "suite": "sweeps", "direction": "load", "expected_bytes": 1e9}
+    counts = [
+        {**crossed, "workload": cell, "n": 2, "counted_bytes": ratio * 1e9, "engine_bytes": engine, "turns": 1}
+        | {"min_ratio": ratio - 0.01, "max_ratio": ratio + 0.01}
+        for cell, ratio, engine in zip(cells, (1.08, 1.1), (1e9, None), strict=True)
+    ]
+    data = Tables(**{**vars(swept), "limits": frame("limits", rates), "pcie_bytes": frame("pcie_bytes", counts)})
+    setups: Any = {"native": Some(name="native", label="native")}
+    seen = limits(data, setups)
+    ((row,), (crossing,)) = seen["rows"], seen["pcie"]
+    assert seen["columns"] == ["Load, first hit"]
+    assert (row["workload"], row["links"], row["n"]) == ("concurrency, 2 cells", ["pinned host memory to GPU"], 2)
+    assert row["cells"] == [{"rate": "31.0–44.4", "percent": "62–89 %"}]
+    assert (crossing["workload"], crossing["ratio"], crossing["range"]) == (
+        "concurrency, 2 cells",
+        "1.090",
+        "1.070–1.110",
+    )
+    assert (crossing["sizes"], crossing["engine_ratio"]) == (["2.180", "–", "2.000"], "–"), "one cell's isn't known"
+    assert (crossing["turns"], crossing["n"]) == (2, 2)
 
 
 def test_one_block_of_a_sweep_has_no_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,13 @@ from trial_factory import S, write_trial
 from kvladder import tables
 from kvladder.tables.held import PARTS
 
-GPU = {"device": "0", "name": "Test GPU"}
+GPU = {
+    "device": "0",
+    "name": "Test GPU",
+    "memory_bytes": 140 << 30,
+    "pcie_generation_max": 5,
+    "pcie_width_max": 16,
+}
 
 
 def second_by_second(trial: dict[str, Any]) -> None:
@@ -94,6 +100,22 @@ def test_a_trial_that_failed_keeps_what_it_lost(tmp_path: Path) -> None:
     assert row["held_s"] == 61 and row["rest_s"] == 18
 
 
+def test_what_right_kv_took_is_unknown_where_it_broke_off(tmp_path: Path) -> None:
+    def broken(trial: dict[str, Any]) -> None:
+        for name in ("checked", "stopped"):
+            del trial["marks"][name]
+
+    folder = judged(tmp_path, second_by_second, broken, setup="native-host", failed="engine: KeyError", status="failed")
+    row = held(folder)
+    assert [row[name] for name in PARTS] == [40, 3, 7, 5, None, None]
+    assert row["held_s"] == 61 and row["rest_s"] == 6
+
+
+def test_a_trial_without_right_kv_spends_nothing_on_it(tmp_path: Path) -> None:
+    row = held(judged(tmp_path, second_by_second, lambda trial: trial["marks"].pop("checked"), setup="plain"))
+    assert [row[name] for name in PARTS] == [40, 3, 7, 5, 0, 5]
+
+
 def test_a_trial_that_started_nothing_held_nothing(tmp_path: Path) -> None:
     folder = write_trial(tmp_path, edit_trial=lambda trial: trial.update(servers=[]))
     judge(folder)
@@ -116,6 +138,7 @@ def test_the_report_counts_all_trials_and_divides_by_the_valid_ones(tmp_path: Pa
     assert "4 trials held the GPU for 240 s, 80 GPU seconds for each of the 3 valid ones; 9 % of it" in words
     assert "native-host 60.0 6 % 120.0 40.0 3.0 7.0 5.0 4.0 1.0 2" in words
     assert "On 10 cores, the load client took 0.10 % of the host's cores" in words
+    assert "GPU 0 Test GPU, 140 GiB, PCIe Gen5, ×16, device 0" in words
 
 
 @pytest.mark.usefixtures("no_pdf")

@@ -183,7 +183,7 @@ def test_the_figure_hatches_what_was_completed_and_clips_nothing(tmp_path: Path,
 def test_the_report_shows_three_witnesses_and_the_figure(tmp_path: Path) -> None:
     config = config_of(["native-host"], repeats=1, baseline="native-host")
     words = Page(report(tmp_path, [counted(tmp_path, samples())], config)["html"].read_text()).words
-    assert "repeat native-host load 1.080 1.080–1.080 1.000 8.640 8.000 8.000 2 1" in words
+    assert "native-host repeat load 1.080 1.000 8.640 8.000 8.000 2 1" in words
     assert pcie_trace.CAPTION in words
 
 

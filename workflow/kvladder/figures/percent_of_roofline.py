@@ -11,8 +11,9 @@ from matplotlib.patches import Patch
 
 from kvladder.figures.parts.lanes import LANE, beside_share, panels, shares
 from kvladder.figures.parts.style import COLOURS, PASS_LABELS, SMALL, WIDE, blank, style, text_width
+from kvladder.tables.labels import workload_order
 from kvladder.tables.limits import shown
-from kvladder.tables.model import PASSES, Tables
+from kvladder.tables.model import CELL, PASSES, Tables
 
 NAME = "percent_of_roofline"
 TITLE = "Percent of roofline"
@@ -27,14 +28,31 @@ CATEGORY = "Limits"
 _HATCH = "////"
 
 
+def applies(tables: Tables) -> bool:
+    """Whether a rate is known of a workload that has a panel; True without any rate, as the figure then says so."""
+    known = _known(tables)
+    return bool(_workloads(tables, known)) or not known.height
+
+
+def _known(tables: Tables) -> pl.DataFrame:
+    return shown(tables.limits).filter(pl.col("percent").is_not_null())
+
+
+def _workloads(tables: Tables, known: pl.DataFrame) -> list[tuple[str, str]]:
+    """Not the cells of sweeps, of which there are dozens, nor pools, whose pass has no lane; the table has both."""
+    data = known.filter(pl.col("pass").is_in(PASSES))
+    return [pair for pair in workload_order(tables, data) if CELL not in pair[1]]
+
+
 def draw(tables: Tables, width: float = WIDE) -> Figure:
     """One bar a setup, workload and pass, 0–100 %, of ``limits``; the engine's own rate where there is one."""
-    data = shown(tables.limits).filter(pl.col("percent").is_not_null())
+    data = _known(tables)
+    workloads = _workloads(tables, data)
     with style():
         legend = [Patch(**_fill(name, "engine"), label=f"{PASS_LABELS[name]}: {_way(name)}") for name in PASSES]
         legend.append(Patch(**_fill("warm", "ttft"), label="lower bound"))
         room = text_width(_text(100.0, "ttft"), SMALL) + 0.1
-        grid = panels(tables, width, data, legend if data.height else [], side=room, lanes=True)
+        grid = panels(tables, width, data, legend if data.height else [], side=room, lanes=True, workloads=workloads)
         if grid is None:
             return blank(width, "No valid trial has a transfer rate and a roofline to compare it with.")
         for _, axis in grid.panels:

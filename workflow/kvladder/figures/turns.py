@@ -14,15 +14,15 @@ from kvladder.tables.model import Tables
 NAME = "turns"
 TITLE = "Turns of a conversation"
 CAPTION = (
-    "Median time to first token by turn, a panel a working set, over requests that ended in the steady state (of the "
-    "whole pass where there is none). A turn's prompt is the conversation so far; where its beginning is hit only the "
-    "new part is computed. Lines are medians over trials, upright bars go from the smallest to the largest; the axis "
-    "of time is logarithmic. Valid trials only."
+    "Median time to first token by turn, a panel a working set (four of them at most), over requests that ended in the "
+    "steady state (of the whole pass where there is none). A turn's prompt is the conversation so far; where its "
+    "beginning is hit only the new part is computed. Lines are medians over trials, upright bars go from the smallest "
+    "to the largest; the axis of time is logarithmic. Valid trials only."
 )
 CATEGORY = "Latency"
 
 _MOST = 4
-"""Working sets that are shown."""
+"""Working sets that are shown, the smallest and the largest among them."""
 
 
 def applies(tables: Tables) -> bool:
@@ -38,8 +38,8 @@ def draw(tables: Tables, width: float = WIDE) -> Figure:
     if not data.height:
         return blank(width, "No valid trial has conversations that take turns.")
     sizes = data["working_set_tokens"].unique().sort().to_list()
-    step = max(1, -(-len(sizes) // _MOST))
-    sizes = sorted({*sizes[::step], sizes[-1]})[-_MOST:]
+    if len(sizes) > _MOST:
+        sizes = [sizes[place * (len(sizes) - 1) // (_MOST - 1)] for place in range(_MOST)]
     value = pl.col("ttft_median_s")
     rows = data.group_by("setup", "working_set_tokens", "turn").agg(
         middle=value.median(), least=value.min(), most=value.max()

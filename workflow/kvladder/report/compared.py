@@ -10,7 +10,8 @@ import polars as pl
 
 from kvladder.config.references import REFERENCES, Reference, ReferenceRow
 from kvladder.figures.parts.style import PASS_LABELS
-from kvladder.report.formats import UNKNOWN, plural, ratio, scale, significant
+from kvladder.report.formats import UNKNOWN, plural, ratio, scale
+from kvladder.report.sharing import rate
 from kvladder.report.values import Row, Setup, Value, cell, cost
 from kvladder.report.words import Cell
 from kvladder.tables.labels import single_workloads
@@ -104,13 +105,11 @@ def _measured(tables: Tables, row: ReferenceRow, ours: Mapping[str, Setup | None
 
 def _workload(tables: Tables, row: ReferenceRow) -> tuple[str, str] | None:
     """Our workload that sends as many prompts of about that length at once; the first as trials run them."""
-    sharing = set(tables.sharing.select("suite", "workload").iter_rows())
     for suite, workload in single_workloads(tables, tables.passes):
-        if (suite, workload) in sharing:
-            continue
         passes = tables.passes.filter((pl.col("suite") == suite) & (pl.col("workload") == workload))
         same = passes.filter(
             (pl.col("requests") == row.requests)
+            & (pl.col("concurrency") == row.requests)
             & ((pl.col("prompt_length") - row.prompt_tokens).abs() <= NEAR * row.prompt_tokens)
         )
         if same.height == passes.height:
@@ -129,6 +128,5 @@ def _shared(tables: Tables, setup: Setup | None) -> Value:
     if not rows or setup.name not in tables.tiers():
         return Value(UNKNOWN)
     row = rows[-1]
-    least = "≥ " if row["load_basis"] == "ttft" else ""
-    rate = "" if row["load_gb_per_s"] is None else f"{least}{significant(row['load_gb_per_s'])} GB/s"
-    return Value(_SHARED[row["answer"]], rate, notes=[plural(row["n"], "trial")])
+    speed = "" if row["load_gb_per_s"] is None else f"{rate(row)} GB/s"
+    return Value(_SHARED[row["answer"]], speed, notes=[plural(row["n"], "trial")])

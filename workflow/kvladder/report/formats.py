@@ -68,6 +68,11 @@ def span(low: float | None, high: float | None) -> str:
     return f"{low:,.{decimals}f}–{high:,.{decimals}f}"
 
 
+def percent(share: float | None, decimals: int = 1) -> str:
+    """A share (0–1) in per cent."""
+    return UNKNOWN if share is None else f"{100 * share:.{decimals}f} %"
+
+
 def size(value: float | None) -> str:
     """Bytes with a binary unit: ``1.90 GiB``."""
     if value is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from kvladder.report.formats import UNKNOWN, number, plural, significant
+from kvladder.report.formats import number, percent, plural, significant
 from kvladder.report.values import Row, Setup
 from kvladder.stats.samples import median
 from kvladder.tables.held import PARTS
@@ -33,7 +33,7 @@ def held(tables: Tables, setups: Mapping[str, Setup]) -> Row:
                     "n": mine.height,
                     "held": number(median(mine["held_s"].to_list()), 1),
                     "parts": [number(parts[name], 1) for name in PARTS],
-                    "share": _percent(_share(mine)),
+                    "share": percent(_share(mine), 0),
                     "per_valid": number(_per_valid(mine), 1),
                 }
             )
@@ -41,7 +41,7 @@ def held(tables: Tables, setups: Mapping[str, Setup]) -> Row:
         "n": data.height,
         "held": number(_sum(data, "held_s"), 0),
         "parts": [number(_sum(data, name), 0) for name in PARTS],
-        "share": _percent(_share(data)),
+        "share": percent(_share(data), 0),
         "per_valid": number(_per_valid(data), 1),
     }
     return {
@@ -72,10 +72,6 @@ def _sum(data: pl.DataFrame, column: str) -> float:
     return float(sum(data[column].drop_nulls().to_list()))
 
 
-def _percent(share: float | None) -> str:
-    return UNKNOWN if share is None else f"{100 * share:.0f} %"
-
-
 def _sentence(data: pl.DataFrame, what: str) -> str:
     valid = data.filter(pl.col("status") == "valid").height
     per_valid = _per_valid(data)
@@ -84,7 +80,7 @@ def _sentence(data: pl.DataFrame, what: str) -> str:
     )
     return (
         f"{plural(data.height, 'trial')} held the {what} for {_sum(data, 'held_s'):,.0f} s, {cost}; "
-        f"{_percent(_share(data))} of it went into timed passes of valid trials."
+        f"{percent(_share(data), 0)} of it went into timed passes of valid trials."
     )
 
 

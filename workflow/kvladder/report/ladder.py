@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from kvladder.report.formats import UNKNOWN, listing, number, plural, ratio, scale, significant, span
+from kvladder.report.formats import UNKNOWN, listing, number, percent, plural, ratio, scale, significant, span
 from kvladder.report.values import Row, Setup, Value
 from kvladder.report.words import Paragraph
 from kvladder.stats.paired import paired_ratio
@@ -41,17 +41,22 @@ def paragraphs(tables: Tables, names: Mapping[str, str]) -> list[Paragraph]:
     rows = {row["setup"]: row for row in tables.cliffs.iter_rows(named=True) if row["order"] == order}
     if order is None or not rows:
         return []
+    mine = tables.ladder.filter(pl.col("order") == order)
     fell = [
-        f"{names[name]} at {_tokens(row)} tokens"
+        f"{names[name]} at {_tokens(row, mine)} tokens"
         for name, row in sorted(rows.items(), key=lambda item: (item[1]["tokens"] or 0.0, item[0]))
         if row["halved"] == row["blocks"]
+    ]
+    fell += [
+        f"{names[name]} {_tokens(rows[name], mine)}"
+        for name in names
+        if name in rows and 0 < rows[name]["halved"] < rows[name]["blocks"]
     ]
     held = [names[name] for name in names if name in rows and not rows[name]["halved"]]
     lead = f"Hits fall to half of what tiers without limits give: {listing(fell, 8)}." if fell else ""
     if held:
         largest = max(row["largest"] for row in rows.values())
         lead = f"{lead} Up to the largest working set, {largest:,} tokens, this doesn't happen with {listing(held, 8)}."
-    mine = tables.ladder.filter(pl.col("order") == order)
     return [Paragraph("Conversations over the working set", lead.strip(), [_describe(mine, order) + "."])]
 
 
@@ -103,7 +108,7 @@ def _hits(tables: Tables, setups: Mapping[str, Setup]) -> Iterable[Row]:
                 "size": f"{row['working_set_tokens']:,}",
                 "measured": _by_tier(row, "measured"),
                 "predicted": _by_tier(row, "predicted"),
-                "shares": [_percent(row[each]) for each in ("hit_share", "predicted_share", "ceiling_share")],
+                "shares": [percent(row[each]) for each in ("hit_share", "predicted_share", "ceiling_share")],
                 "n": row["n"],
             }
 
@@ -123,7 +128,7 @@ def _cliffs(tables: Tables, mine: pl.DataFrame, setups: Mapping[str, Setup], ord
         largest = mine.filter((pl.col("setup") == name) & (pl.col("working_set_tokens") == row["largest"]))
         yield {
             "setup": setup,
-            "tokens": _tokens(row),
+            "tokens": _tokens(row, mine),
             "capacities": _capacities(row),
             "economics": [
                 significant(_middle(largest, column))
@@ -137,14 +142,17 @@ def _cliffs(tables: Tables, mine: pl.DataFrame, setups: Mapping[str, Setup], ord
         }
 
 
-def _tokens(row: Row) -> str:
-    """``12,300 (11,000–13,500)``, or that it lies beyond what was measured."""
+def _tokens(row: Row, mine: pl.DataFrame) -> str:
+    """``12,300 (11,000–13,500)``, or that it lies beyond, or before, what was measured."""
     if not row["halved"]:
         return f"beyond {row['largest']:,}"
     if row["tokens"] is None:
         return f"in {row['halved']} of {plural(row['blocks'], 'block')}"
     low, high = row["tokens_low"], row["tokens_high"]
-    return f"{row['tokens']:,.0f}" + ("" if low == high else f" ({low:,.0f}–{high:,.0f})")
+    # The smallest stands for whatever lies below it, too.
+    smallest = mine.filter(pl.col("setup") == row["setup"])["working_set_tokens"].min()
+    least = "≤ " if row["tokens"] == smallest else ""
+    return least + f"{row['tokens']:,.0f}" + ("" if low == high else f" ({low:,.0f}–{high:,.0f})")
 
 
 def _capacities(row: Row) -> str:
@@ -155,10 +163,6 @@ def _capacities(row: Row) -> str:
 def _middle(rows: pl.DataFrame, column: str) -> float | None:
     value: Any = rows[column].median()
     return None if value is None else float(value)
-
-
-def _percent(share: float | None) -> str:
-    return UNKNOWN if share is None else f"{100 * share:.1f} %"
 
 
 def _windows(mine: pl.DataFrame) -> str:

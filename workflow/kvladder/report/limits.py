@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import polars as pl
 
@@ -10,7 +10,7 @@ from kvladder.report.formats import UNKNOWN, plural, significant, size
 from kvladder.report.values import Row, Setup
 from kvladder.tables.labels import workload_order
 from kvladder.tables.limits import shown
-from kvladder.tables.model import PASSES, Tables
+from kvladder.tables.model import CELL, Tables
 
 LINKS = {
     "pinned_h2d": "pinned host memory to GPU",
@@ -28,77 +28,118 @@ LINKS = {
 }
 
 
+COLUMNS = {"cold": "Store, cold", "first-hit": "Load, first hit", "warm": "Load, warm", "mixed": "Load, mixed"}
+"""What of each pass stands in the table of rates."""
+
+
 def limits(tables: Tables, setups: Mapping[str, Setup]) -> Row:
-    """Rows by workload and setup, their notes, and the best measurement of each link by host."""
-    order = list(setups)
-    rows, notes = [], dict[str, list[str]]()
+    """Rates by workload and setup, with their notes; the best measurement of each link by host; bytes over PCIe."""
     best = shown(tables.limits)
-    for suite, workload in workload_order(tables, tables.limits):
-        here = tables.limits.filter((pl.col("suite") == suite) & (pl.col("workload") == workload))
-        for name in sorted(set(here["setup"]), key=order.index):
-            mine = best.filter(
-                (pl.col("suite") == suite) & (pl.col("workload") == workload) & (pl.col("setup") == name)
-            )
-            cells = {row["pass"]: row for row in mine.iter_rows(named=True)}
-            loads = [cells[each] for each in PASSES[1:] if each in cells]
-            links = dict.fromkeys(row["link"] for row in loads or cells.values() if row["link"] is not None)
-            rows.append(
-                {
-                    "workload": workload,
-                    "setup": setups[name],
-                    "links": [LINKS.get(link, link) for link in links] or [UNKNOWN],
-                    "cells": [_cell(cells.get(each)) for each in PASSES],
-                    "n": max((row["n"] for row in cells.values()), default=0),
-                }
-            )
-            for note in here.filter(pl.col("setup") == name)["note"].drop_nulls().unique(maintain_order=True):
-                notes.setdefault(note, [])
-                if setups[name].label not in notes[note]:
-                    notes[note].append(setups[name].label)
+    columns = {name: title for name, title in COLUMNS.items() if name in set(best["pass"])}
+    rows: list[Row] = []
+    notes: dict[str, list[str]] = {}
+    for title, here in _together(tables, tables.limits, setups):
+        setup = setups[here["setup"][0]]
+        mine = best.filter(
+            (pl.col("setup") == setup.name)
+            & (pl.col("suite") == here["suite"][0])
+            & pl.col("workload").is_in(here["workload"].implode())
+        )
+        loads = mine.filter(pl.col("pass") != "cold")
+        links = set((loads if loads.height else mine)["link"])
+        trials = mine.group_by("workload").agg(pl.col("n").max())["n"].to_list()
+        rows.append(
+            {
+                "workload": title,
+                "setup": setup,
+                "links": [words for link, words in LINKS.items() if link in links] or [UNKNOWN],
+                "cells": [_cell(mine.filter(pl.col("pass") == name)) for name in columns],
+                "n": min(trials, default=0),
+            }
+        )
+        for note in here["note"].drop_nulls().unique(maintain_order=True):
+            notes.setdefault(note, [])
+            if setup.label not in notes[note]:
+                notes[note].append(setup.label)
     return {
+        "columns": list(columns.values()),
         "rows": rows,
         "notes": list(notes.items()),
+        "beside": bool(best["link"].drop_nulls().str.starts_with("transfer_engine").any()),
+        "swept": bool(tables.limits["workload"].str.contains(CELL, literal=True).any()),
         "rooflines": _rooflines(tables.rooflines),
         "pcie": _pcie(tables, setups),
     }
 
 
-def _cell(row: Row | None) -> Row:
-    """A rate, and its percent; of a lower bound both are marked."""
-    if row is None or row["gb_per_s"] is None:
+def _together(tables: Tables, table: pl.DataFrame, setups: Mapping[str, Setup]) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Title and rows of each workload and setup. A sweep's cells, of which there are dozens, stand together."""
+    order = list(setups)
+    groups: dict[tuple[str, str], list[str]] = {}
+    for suite, workload in workload_order(tables, table):
+        groups.setdefault((suite, workload.partition(CELL)[0]), []).append(workload)
+    for (suite, name), cells in groups.items():
+        here = table.filter((pl.col("suite") == suite) & pl.col("workload").is_in(cells))
+        title = cells[0] if len(cells) == 1 else f"{name}, {sum(CELL in each for each in cells)} cells"
+        for setup in sorted(set(here["setup"]), key=order.index):
+            yield title, here.filter(pl.col("setup") == setup)
+
+
+def _cell(rows: pl.DataFrame) -> Row:
+    """A rate, and its percent, or their ranges over cells; of lower bounds both are marked."""
+    known = rows.filter(pl.col("gb_per_s").is_not_null())
+    if not known.height:
         return {"rate": UNKNOWN, "percent": ""}
-    least = "≥ " if row["basis"] == "ttft" else ""
-    percent = "no roofline" if row["percent"] is None else f"{least}{row['percent']:.0f} %"
-    return {"rate": least + significant(row["gb_per_s"]), "percent": percent}
+    least = "≥ " if "ttft" in set(known["basis"]) else ""
+    rates = [significant(rate) for rate in known["gb_per_s"].sort()]
+    percents = [f"{percent:.0f}" for percent in known["percent"].drop_nulls().sort()]
+    percent = f"{least}{_ends(percents)} %" if percents else "no roofline"
+    return {"rate": least + _ends(rates), "percent": percent}
+
+
+def _ends(texts: Sequence[str]) -> str:
+    return texts[0] if texts[0] == texts[-1] else f"{texts[0]}–{texts[-1]}"
 
 
 def _pcie(tables: Tables, setups: Mapping[str, Setup]) -> list[Row]:
     """Bytes over PCIe by workload, setup and direction: the device's count, the engine's, and what tokens come to."""
-    order, table = list(setups), tables.pcie_bytes
-    places = {place: number for number, place in enumerate(workload_order(tables, table))}
-    rows = sorted(
-        table.iter_rows(named=True),
-        key=lambda row: (places[row["suite"], row["workload"]], order.index(row["setup"]), row["direction"] == "load"),
-    )
-    return [
-        {
-            "workload": row["workload"],
-            "setup": setups[row["setup"]],
-            "direction": row["direction"],
-            "sizes": [
-                UNKNOWN if row[name] is None else significant(row[name] / 1e9, 4)
-                for name in ("counted_bytes", "engine_bytes", "expected_bytes")
-            ],
-            "ratio": f"{row['counted_ratio']:.3f}",
-            "range": f"{row['min_ratio']:.3f}–{row['max_ratio']:.3f}",
-            "engine_ratio": UNKNOWN
-            if row["engine_bytes"] is None
-            else f"{row['engine_bytes'] / row['expected_bytes']:.3f}",
-            "turns": row["turns"],
-            "n": row["n"],
-        }
-        for row in rows
-    ]
+    rows = []
+    for title, here in _together(tables, tables.pcie_bytes, setups):
+        for direction in ("store", "load"):
+            mine = here.filter(pl.col("direction") == direction)
+            if not mine.height:
+                continue
+            counted, engine, expected = (_total(mine[f"{name}_bytes"]) for name in ("counted", "engine", "expected"))
+            rows.append(
+                {
+                    "workload": title,
+                    "setup": setups[mine["setup"][0]],
+                    "direction": direction,
+                    "sizes": [significant(_gb(total), 4) for total in (counted, engine, expected)],
+                    "ratio": _ratio(counted, expected),
+                    # One trial of one workload has none.
+                    "range": ""
+                    if mine["n"].to_list() == [1]
+                    else f"{min(mine['min_ratio']):.3f}–{max(mine['max_ratio']):.3f}",
+                    "engine_ratio": _ratio(engine, expected),
+                    "turns": sum(mine["turns"]),
+                    "n": min(mine["n"]),
+                }
+            )
+    return rows
+
+
+def _total(values: pl.Series) -> float | None:
+    """None where one is unknown."""
+    return None if values.has_nulls() else float(values.sum())
+
+
+def _gb(total: float | None) -> float | None:
+    return None if total is None else total / 1e9
+
+
+def _ratio(total: float | None, expected: float | None) -> str:
+    return UNKNOWN if total is None or not expected else f"{total / expected:.3f}"
 
 
 def _rooflines(table: pl.DataFrame) -> list[Row]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from kvladder.report.formats import UNKNOWN, listing, number, plural, scale, seconds, significant, times
+from kvladder.report.formats import UNKNOWN, listing, number, percent, plural, scale, seconds, significant, times
 from kvladder.report.values import Row, Setup
 from kvladder.report.words import Paragraph, workload_title
 from kvladder.tables.labels import workload_order
@@ -30,10 +30,10 @@ def sections(tables: Tables, setups: Mapping[str, Setup]) -> list[Row]:
                     {
                         "setup": setup,
                         "answer": _answer(rows[name], tables.tiers().get(name)),
-                        "hits": [_percent(rows[name][column]) for column in ("second_hit", "own_hit")],
+                        "hits": [percent(rows[name][column]) for column in ("second_hit", "own_hit")],
                         "ttft": [number(_scaled(rows[name][column], factor), decimals) for column in _TIMES],
                         "ratios": [times(rows[name][column]) for column in ("second_to_stored", "second_to_own")],
-                        "rate": _rate(rows[name]),
+                        "rate": rate(rows[name]),
                         "n": rows[name]["n"],
                     }
                     for name, setup in setups.items()
@@ -95,19 +95,15 @@ def _gain(name: str, row: Row) -> str:
         f"{times(row['second_to_stored'])} the cold pass and {times(row['second_to_own'])} the first one's own hit",
     ]
     if row["load_gb_per_s"] is not None:
-        parts.append(f"{_rate(row)} GB/s")
+        parts.append(f"{rate(row)} GB/s")
     return f"{', '.join(parts)} ({plural(row['n'], 'trial')})"
-
-
-def _percent(share: float | None) -> str:
-    return UNKNOWN if share is None else f"{100 * share:.1f} %" if share else "0"
 
 
 def _scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-def _rate(row: Row) -> str:
-    """A lower bound is marked as one."""
+def rate(row: Row) -> str:
+    """How fast the second engine loaded, in GB/s; a lower bound is marked as one."""
     least = "≥\u00a0" if row["load_basis"] == "ttft" and row["load_gb_per_s"] is not None else ""
     return least + significant(row["load_gb_per_s"])

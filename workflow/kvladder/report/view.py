@@ -500,6 +500,21 @@ def _longest(durable: pl.DataFrame) -> str:
     return f"at most {seconds(known['value'][0])}, {known['workload'][0]}"
 
 
+def _gpu(gpu: Mapping[str, Any]) -> str:
+    """``NVIDIA H200, 140 GiB, PCIe Gen5, ×16, driver 580.159.04, device 0``; what isn't known is left out."""
+    words = {
+        "name": "{}",
+        "memory_bytes": "{}",
+        "pcie_generation_max": "PCIe Gen{}",
+        "pcie_width_max": "×{}",
+        "driver": "driver {}",
+        "device": "device {}",
+        "uuid": "{}",
+    }
+    known = {**gpu, "memory_bytes": size(gpu["memory_bytes"])} if "memory_bytes" in gpu else gpu
+    return ", ".join(text.format(known[key]) for key, text in words.items() if key in known)
+
+
 def _environment(context: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Blocks of name and value: hosts, stacks with their packages and patches, harness."""
     blocks = []
@@ -510,10 +525,7 @@ def _environment(context: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, 
             ("Kernel", host["kernel"]),
             ("Host id", host["host_id"]),
         ]
-        rows += [
-            (f"GPU {place}", ", ".join(f"{key} {_short(value)}" for key, value in sorted(gpu.items())))
-            for place, gpu in enumerate(host.get("gpus", []))
-        ]
+        rows += [(f"GPU {place}", _gpu(gpu)) for place, gpu in enumerate(host.get("gpus", []))]
         blocks.append(("Host", rows))
     for stack in context.get("stacks", []):
         rows = [(key, _short(value)) for key, value in sorted(stack.items()) if not isinstance(value, dict | list)]

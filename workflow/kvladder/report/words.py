@@ -411,13 +411,20 @@ def _method(tables: Tables, names: Mapping[str, str]) -> str:
         text += f"{listing(names[setup] for setup in group)} are configured alike: their difference is their noise. "
     controls = [setup for setup in tables.context.get("controls", []) if setup in names]
     control, baseline = listing(names[setup] for setup in controls), names.get(tables.baseline, tables.baseline)
+    rows = tables.summary.filter(pl.col("setup").is_in(controls) & (pl.col("metric") == "ttft_s"))
     if floors.height:
         low, high = floors["noise_low"].min(), floors["noise_high"].max()
-        rows = tables.summary.filter(pl.col("setup").is_in(controls) & (pl.col("metric") == "ttft_s"))
         blocks = max(rows["blocks"].drop_nulls().to_list(), default=0)
         return text + (
             f"The A/A control {control}, configured as {baseline} is, takes {span(low, high)}× its TTFT "  # type: ignore[arg-type]
             f"over {plural(blocks, 'block')}: that is this machine's noise, and “within noise” means no more than that."
+        )
+    once = rows["ratio"].drop_nulls()
+    if len(once):
+        return text + (
+            f"The A/A control {control}, configured as {baseline} is, has one block with it, in which it takes "
+            f"{span(once.min(), once.max())}× its TTFT over {plural(len(once), 'pass', 'passes')}: "  # type: ignore[arg-type]
+            "don't build on differences of that size."
         )
     if controls:
         return text + (

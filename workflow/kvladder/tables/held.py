@@ -30,7 +30,8 @@ def _split(record: TrialRecord) -> Row:
     """
     first, last = min(server.start_ns for server in record.servers), record.marks.get("stopped", record.end_ns)
     ready, warm, measured = (record.marks.get(name) for name in ("ready", "warm", "measured"))
-    checked = record.marks.get("checked", measured)
+    # Of a trial that came to its end without that mark nothing was to be checked.
+    checked = record.marks.get("checked", measured if "stopped" in record.marks else None)
     timed = sum(part.end_ns - part.start_ns for part in record.timed)
     parts = {
         "start_s": _span(first, ready),

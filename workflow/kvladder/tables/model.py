@@ -294,7 +294,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "prompts": pl.Int64,
         "prompt_length": pl.Int64,
         "concurrency": pl.Int64,
-        "answer": pl.String,  # found | in part | not found; null: the engine doesn't count
+        "answer": pl.String,  # found | in part (or in some trials) | not found; null: an engine doesn't count
         "second_hit": pl.Float64,  # share of the prompt tokens that the second engine didn't compute, 0–1
         "own_hit": pl.Float64,  # the same of the engine that stored, asked again
         "ttft_stored_s": pl.Float64,  # cold, through the engine that stores

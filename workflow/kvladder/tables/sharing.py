@@ -51,14 +51,13 @@ def _ttft(metrics: pl.DataFrame, key: Sequence[Any]) -> dict[int, dict[str, floa
 
 def _of_setup(rows: pl.DataFrame, ttft: Mapping[int, Mapping[str, float | None]], rate: Row | None) -> Row:
     trials = [_of_trial(part) for _, part in sorted(rows.partition_by("repeat", as_dict=True).items())]
-    answers = {trial["answer"] for trial in trials}
     seconds = list(ttft.values())
     return {
         "n": len(trials),
         "prompts": rows["requests"].max(),
         "prompt_length": rows["prompt_length"].max(),
         "concurrency": rows["concurrency"].max(),
-        "answer": answers.pop() if len(answers) == 1 else "in part",
+        "answer": _answer({trial["answer"] for trial in trials}),
         **{name: median(trial[name] for trial in trials) for name in ("second_hit", "own_hit", "loaded_bytes")},
         "ttft_stored_s": median(each.get(STORED) for each in seconds),
         "ttft_second_s": median(each.get(SECOND) for each in seconds),
@@ -68,6 +67,13 @@ def _of_setup(rows: pl.DataFrame, ttft: Mapping[int, Mapping[str, float | None]]
         "load_gb_per_s": None if rate is None else rate["gb_per_s"],
         "load_basis": None if rate is None else rate["basis"],
     }
+
+
+def _answer(answers: set[str | None]) -> str | None:
+    """That of all trials; "in part" where they differ, None where one of them can't say."""
+    if None in answers:
+        return None
+    return answers.pop() if len(answers) == 1 else "in part"
 
 
 def _of_trial(rows: pl.DataFrame) -> Row:

@@ -70,16 +70,24 @@ def not_only_sweeps(tables: Tables) -> bool:
 
 
 def panels(
-    tables: Tables, width: float, data: pl.DataFrame, legend: Sequence[Any], *, side: float = 0.0, lanes: bool = False
+    tables: Tables,
+    width: float,
+    data: pl.DataFrame,
+    legend: Sequence[Any],
+    *,
+    side: float = 0.0,
+    lanes: bool = False,
+    workloads: Sequence[tuple[str, str]] | None = None,
 ) -> Grid | None:
     """Lay out one panel for each (suite, workload) in `data` and one row for each of its setups; None without data.
 
-    Cells of sweeps are left out: they have figures of their own; and workloads of two engines, which have a table.
+    Unless `workloads` says which to show, cells of sweeps are left out: they have figures of their own; and workloads
+    of two engines, which have a table.
 
     At most 12 setups and 4 workloads are shown, the rest is counted below. `side` inches are kept free right of each
     panel; `lanes` writes the passes' names beside their lanes. Must be called inside `style()`.
     """
-    workloads = single_workloads(tables, data)
+    workloads = single_workloads(tables, data) if workloads is None else workloads
     have = set(data.filter(~pl.col("workload").str.contains(CELL, literal=True))["setup"])
     labels = setup_labels(tables, label_width(width))
     names = [setup for setup in labels if setup in have]
