@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from config_factory import experiment
 
 from kvladder.config import rooflines as files
-from kvladder.config.experiment import validate
 from kvladder.config.records import HostRecord
 from kvladder.config.rooflines import Rooflines
 from kvladder.probes import ceilings, rooflines
@@ -79,20 +79,6 @@ def test_as_a_file_it_needs_no_package_and_what_fails_costs_nothing_else(tmp_pat
 
 
 # The file
-
-
-def experiment(**setups: Any) -> Any:
-    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
-    return validate(
-        {
-            "experiment": "x",
-            "stack": "cpu",
-            "model": {"shape": shape},
-            "engine": {"max_model_len": 1024, "kv_pool_blocks": 64, "block_size": 128},
-            "setups": {"plain": {"kind": "plain"}, **setups},
-            "workloads": {"repeat": {"kind": "repeat", "prompt_tokens": 500}},
-        }
-    )
 
 
 def test_a_measurement_that_ends_without_a_result_is_a_file_without_links(tmp_path: Path) -> None:

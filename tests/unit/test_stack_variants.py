@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from config_factory import experiment
 from trial_factory import rehash, write_trial
 
-from kvladder.config.experiment import ExperimentConfig, run_id, validate
+from kvladder.config.experiment import ExperimentConfig, run_id
 from kvladder.config.stack import PatchedFile, StackConfig, StackStamp
 from kvladder.config.yaml import ConfigError
 from kvladder.gates import config_readback
@@ -196,29 +197,19 @@ def test_a_trial_of_a_stack_without_patches_is_asked_nothing(tmp_path: Path) -> 
 # The setup's key
 
 
-def experiment(**setup: Any) -> ExperimentConfig:
-    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
-    return validate(
-        {
-            "experiment": "x",
-            "stack": "s",
-            "model": {"shape": shape},
-            "engine": {"max_model_len": 1024, "kv_pool_blocks": 64, "block_size": 128},
-            "setups": {"plain": {"kind": "plain", **setup}},
-            "workloads": {"repeat": {"kind": "repeat", "prompt_tokens": 500}},
-        }
-    )
+def plain(**setup: Any) -> ExperimentConfig:
+    return experiment("s", plain={"kind": "plain", **setup})
 
 
 def test_a_stock_setup_is_another_trial_and_the_default_is_the_old_one() -> None:
-    ids = {run_id(experiment(**more), "plain", "repeat") for more in ({}, {"variant": "patched"})}
+    ids = {run_id(plain(**more), "plain", "repeat") for more in ({}, {"variant": "patched"})}
     assert ids == {"825d217a"}, "what was measured before the key existed keeps its name"
-    assert run_id(experiment(variant="stock"), "plain", "repeat") not in ids
+    assert run_id(plain(variant="stock"), "plain", "repeat") not in ids
 
 
 def test_the_title_says_stock() -> None:
     def title(**more: Any) -> str | None:
-        shown: str | None = experiment(**more).setups["plain"].shown_title("plain")
+        shown: str | None = plain(**more).setups["plain"].shown_title("plain")
         return shown
 
     assert title() is None
@@ -230,10 +221,10 @@ def test_the_title_says_stock() -> None:
 
 def test_stock_needs_a_stack_with_patches() -> None:
     stack = StackConfig(python="any", device="none", engine="e", engine_version="1")
-    variants.check(experiment(), stack)
-    variants.check(experiment(variant="stock"), stack.model_copy(update={"patches": {"pkg": "pkg"}}))
+    variants.check(plain(), stack)
+    variants.check(plain(variant="stock"), stack.model_copy(update={"patches": {"pkg": "pkg"}}))
     with pytest.raises(ConfigError, match=r"setups\.plain\.variant: 'stock': the stack s has no patches"):
-        variants.check(experiment(variant="stock"), stack)
+        variants.check(plain(variant="stock"), stack)
 
 
 def stack(tmp_path: Path, source: str, **files: PatchedFile) -> Stack:

@@ -8,8 +8,8 @@ from typing import Any
 
 import psutil
 import pytest
+from config_factory import experiment
 
-from kvladder.config.experiment import validate
 from kvladder.config.rooflines import Rooflines
 from kvladder.probes import ceilings, rooflines, transfer_engine
 
@@ -132,20 +132,6 @@ def test_another_process_that_does_not_come_up(engine: Path) -> None:
 def test_without_mooncake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert measured(MIB) == ([], "No module named 'mooncake'")
-
-
-def experiment(**setups: Any) -> Any:
-    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
-    return validate(
-        {
-            "experiment": "x",
-            "stack": "cpu",
-            "model": {"shape": shape},
-            "engine": {"max_model_len": 1024, "kv_pool_blocks": 64, "block_size": 128},
-            "setups": {"plain": {"kind": "plain"}, **setups},
-            "workloads": {"repeat": {"kind": "repeat", "prompt_tokens": 500}},
-        }
-    )
 
 
 def test_it_is_measured_for_setups_that_use_it_with_their_objects(
