@@ -34,6 +34,11 @@ def equal(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=TIE, abs_tol=0.0)
 
 
+def ratio(value: float | None, by: float | None) -> float | None:
+    """``value`` ÷ ``by``; None where either is unknown, or where there is nothing to divide by."""
+    return None if value is None or not by else value / by
+
+
 def median(values: Iterable[float | None]) -> float | None:
     """Middle of the finite values (mean of the middle two for an even number); None for an empty sample."""
     kept = clean(values).values

@@ -10,6 +10,7 @@ import polars as pl
 from kvladder.config.records import PassRecord, PoolRecord, WindowTokens
 from kvladder.gates.base import measured
 from kvladder.stats.ladder import Turn, Window, cliff, steady_window
+from kvladder.stats.samples import ratio
 from kvladder.tables.model import CACHES, Tables
 from kvladder.tables.raw import RawTrial
 
@@ -82,6 +83,11 @@ def shown_order(tables: Tables) -> str | None:
     return found[0][1] if found else None
 
 
+def shown(tables: Tables) -> pl.DataFrame:
+    """Rows of ``ladder`` that are of `shown_order`."""
+    return tables.ladder.filter(pl.col("order").eq_missing(pl.lit(shown_order(tables))))
+
+
 def by_working_set(tables: Tables, columns: Sequence[str]) -> pl.DataFrame:
     """``ladder`` over trials, of `shown_order`: a row a setup and working set.
 
@@ -89,7 +95,7 @@ def by_working_set(tables: Tables, columns: Sequence[str]) -> pl.DataFrame:
     ``hit_share``, ``predicted_share`` and ``ceiling_share`` of the prompt tokens, ``pool``, ``n`` and ``steady``.
     """
     shares = {"hit_share": "measured_hits", "predicted_share": "predicted_hits", "ceiling_share": "predicted_ceiling"}
-    rows = tables.ladder.filter(pl.col("order").eq_missing(pl.lit(shown_order(tables)))).with_columns(
+    rows = shown(tables).with_columns(
         (pl.col(hits) / pl.col("prompt_tokens")).alias(share) for share, hits in shares.items()
     )
     names = list(dict.fromkeys([*columns, *shares]))
@@ -189,15 +195,11 @@ def _bytes(tokens: WindowTokens | None, requests: int) -> Row:
     names = ("stored_bytes", "loaded_bytes", "disk_write_bytes", "disk_read_bytes")
     moved = {name: getattr(tokens, name) for name in names}
     return moved | {
-        "stored_per_loaded": _ratio(tokens.stored_bytes, tokens.loaded_bytes),
-        "disk_written_per_read": _ratio(tokens.disk_write_bytes, tokens.disk_read_bytes),
-        "stored_gb_per_1000": _ratio(tokens.stored_bytes, requests * 1_000_000),
-        "disk_written_gb_per_1000": _ratio(tokens.disk_write_bytes, requests * 1_000_000),
+        "stored_per_loaded": ratio(tokens.stored_bytes, tokens.loaded_bytes),
+        "disk_written_per_read": ratio(tokens.disk_write_bytes, tokens.disk_read_bytes),
+        "stored_gb_per_1000": ratio(tokens.stored_bytes, requests * 1_000_000),
+        "disk_written_gb_per_1000": ratio(tokens.disk_write_bytes, requests * 1_000_000),
     }
-
-
-def _ratio(amount: int | None, by: int | None) -> float | None:
-    return None if amount is None or not by else amount / by
 
 
 def _turn_rows(requests: pl.DataFrame) -> Iterable[Row]:

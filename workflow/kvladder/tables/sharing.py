@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from kvladder.stats.samples import median
+from kvladder.stats.samples import median, ratio
 from kvladder.tables.limits import shown
 from kvladder.tables.model import CACHES
 from kvladder.tables.raw import RawTrial
@@ -62,8 +62,8 @@ def _of_setup(rows: pl.DataFrame, ttft: Mapping[int, Mapping[str, float | None]]
         "ttft_stored_s": median(each.get(STORED) for each in seconds),
         "ttft_second_s": median(each.get(SECOND) for each in seconds),
         "ttft_own_s": median(each.get(OWN) for each in seconds),
-        "second_to_stored": median(_ratio(each.get(SECOND), each.get(STORED)) for each in seconds),
-        "second_to_own": median(_ratio(each.get(SECOND), each.get(OWN)) for each in seconds),
+        "second_to_stored": median(ratio(each.get(SECOND), each.get(STORED)) for each in seconds),
+        "second_to_own": median(ratio(each.get(SECOND), each.get(OWN)) for each in seconds),
         "load_gb_per_s": None if rate is None else rate["gb_per_s"],
         "load_basis": None if rate is None else rate["basis"],
     }
@@ -91,9 +91,5 @@ def _hit(rows: pl.DataFrame) -> float | None:
     shares = []
     for row in rows.iter_rows(named=True):
         hits = [row[f"tokens_{tier}"] for tier in (*CACHES, "unknown")]
-        shares.append(None if None in hits else _ratio(sum(hits), row["prompt_tokens"]))
+        shares.append(None if None in hits else ratio(sum(hits), row["prompt_tokens"]))
     return median(shares)
-
-
-def _ratio(value: float | None, other: float | None) -> float | None:
-    return None if value is None or not other else value / other
