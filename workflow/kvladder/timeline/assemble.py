@@ -17,12 +17,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from kvladder.config.timelines import CaptureRecord
+from kvladder.counters.reading import ENGINE
 from kvladder.timeline import marks as mark_files
 from kvladder.timeline import nsys, torch_trace
 from kvladder.timeline.marks import Mark
 from kvladder.timeline.model import COPIES, ON_DEVICE, Clock, Event, Quality
-
-ENGINE = "engine"
 
 SERVER_LOADS = ("LMCacheDrivenTransferModule.retrieve",)
 """Ranges of another process in each of which it puts one request's load on a stream."""
@@ -141,6 +140,7 @@ def tie(events: Sequence[Event], marks: Sequence[Mark]) -> None:
     loads = [mark for mark in marks if mark.name == "load"]
     samples = [mark for mark in marks if mark.name == "sample"]
     starts = [mark.start for mark in steps]
+    sampled = [mark.start for mark in samples]
     jobs = [*_engine_jobs(events, loads), *_server_jobs(events, loads)]
     for event in events:
         if event.kind == "kernel" and event.process == ENGINE:
@@ -150,7 +150,8 @@ def tie(events: Sequence[Event], marks: Sequence[Mark]) -> None:
                 continue
             event.step = place + 1
             event.requests = steps[place].requests
-            if any(sample.start <= when <= sample.end for sample in _near(samples, when)):
+            last = bisect.bisect_right(sampled, when) - 1
+            if last >= 0 and when <= samples[last].end:
                 event.name = f"sample: {event.name}"
         elif event.kind in ON_DEVICE and (job := _job_of(event, jobs)) is not None:
             event.requests = (job.request,)
@@ -203,12 +204,6 @@ def _server_jobs(events: Sequence[Event], loads: Sequence[Mark]) -> list[_Job]:
     if any(begun < when for (when, _), (begun, _, _) in pairs):
         return []
     return [_Job(process, start, end, request) for (_, request), (start, end, process) in pairs]
-
-
-def _near(spans: Sequence[Mark], when: int) -> Sequence[Mark]:
-    """The last span that began before ``when``."""
-    place = bisect.bisect_right([span.start for span in spans], when) - 1
-    return spans[place : place + 1] if place >= 0 else ()
 
 
 def _copied_for(event: Event, loads: Sequence[Mark], marks: Sequence[Mark]) -> tuple[str, ...]:

@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvladder.timeline.assemble import ENGINE, Request, Timeline
+from kvladder.counters.reading import ENGINE
+from kvladder.timeline.assemble import Request, Timeline
 from kvladder.timeline.marks import Mark
 from kvladder.timeline.model import Event, clip, subtract, total, union
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvladder.counters.reading import ENGINE
 from kvladder.timeline.model import Event, Kind
 
 KINDS: dict[str, Kind] = {
@@ -43,7 +44,7 @@ class Mark:
             kind=kind,
             start=self.start,
             end=self.end,
-            process="engine",
+            process=ENGINE,
             lane=f"thread {self.thread}",
             name=self.name,
             bytes=self.bytes,

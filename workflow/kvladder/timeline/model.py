@@ -108,6 +108,9 @@ class Clock:
         return time + self.offset + round((time - self.origin) * self.drift)
 
 
+CLOCK_MARK = "kvladder:clock:"
+"""What the engine plugin's clock marks are named, before the CLOCK_MONOTONIC time at which each was made."""
+
 _ENOUGH_MARKS = 4
 """In each half of a recording, for a drift to be told from the marks' own delays."""
 

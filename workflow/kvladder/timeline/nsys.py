@@ -7,15 +7,16 @@ the engine plugin makes (`model.fit_clock`).
 
 from __future__ import annotations
 
+import heapq
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvladder.timeline.model import Clock, Event, Kind, Quality, fit_clock, merged, usable
+from kvladder.counters.reading import ENGINE
+from kvladder.timeline.model import CLOCK_MARK, Clock, Event, Kind, Quality, fit_clock, merged, usable
 
-CLOCK_MARK = "kvladder:clock:"
 REQUEST_RANGE = "kvladder:request:"
 
 COPY_KINDS: dict[int, Kind] = {1: "h2d", 2: "d2h", 8: "d2d", 10: "d2d"}
@@ -185,21 +186,7 @@ def _device(connection: sqlite3.Connection, process: str, place: Clock, launches
         )
         for start, end, device, stream, correlation, _, name in rows(connection, KERNEL)
     )
-    return in_order(copies, kernels)
-
-
-def in_order(one: Iterable[Event], other: Iterable[Event]) -> Iterator[Event]:
-    """Two sequences that are sorted by start as one."""
-    first, second = iter(one), iter(other)
-    a, b = next(first, None), next(second, None)
-    while a is not None or b is not None:
-        if b is None or (a is not None and a.start <= b.start):
-            assert a is not None  # noqa: S101 (one of them is there)
-            yield a
-            a = next(first, None)
-        else:
-            yield b
-            b = next(second, None)
+    return heapq.merge(copies, kernels, key=lambda event: event.start)
 
 
 def _placed(place: Clock, time: int | str | None, other: int | str | None) -> int:
@@ -228,8 +215,8 @@ LIBRARY_RANGES = ("gpu_model_runner:", "schedule:", "execute_", "lmcache")
 
 def _ranges(connection: sqlite3.Connection, process: str, place: Clock) -> Iterator[Event]:
     for each in ranges(connection):
-        if each.name.lower().startswith(LIBRARY_RANGES) or (process != "engine" and "." in each.name):
-            kind: Kind = "engine" if process == "engine" else "rpc"
+        if each.name.lower().startswith(LIBRARY_RANGES) or (process != ENGINE and "." in each.name):
+            kind: Kind = "engine" if process == ENGINE else "rpc"
             lane = f"thread {each.thread & 0xFFFFFF}"
             yield Event(kind, place(each.start), place(each.end), process, lane, each.name)
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from kvladder.counters.reading import ENGINE
 from kvladder.serving import procfs
 from kvladder.serving.process import ProcessSpec, ServerGroup
 
-ENGINE = "engine"
 MARKS_FOLDER, MARKS_RANGES = "KVLADDER_MARKS", "KVLADDER_MARKS_RANGES"
 """Variables of the engine plugin (`kvladder_engine_plugin.marks`)."""
 

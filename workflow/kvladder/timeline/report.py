@@ -87,6 +87,7 @@ def build(
     `config.references`. Equal inputs give equal files."""
     tables = load(tables_dir)
     texts = [*reasons(tables), *beside(tables, EXPLANATIONS.get(compare_with or ""))]
+    parts = sections(tables)
     seen = {
         "title": f"{title}: where the time to the first token goes",
         "experiment": title,
@@ -95,7 +96,7 @@ def build(
         "reasons": texts,
         "figures": [page.drawing(figures_dir, module) for module in FIGURES],
         "perfetto": [(setup, path) for setup, path in perfetto.items() if setup in tables.setups],
-        "sections": sections(tables),
+        "sections": parts,
         "glossary": GLOSSARY,
     }
     for path in out:
@@ -103,7 +104,7 @@ def build(
     html, pdf, short = out
     html.write_text(page.render("timelines.html.j2", seen, paged=False), encoding="utf-8")
     pdf.write_bytes(page.pdf(page.render("timelines.html.j2", seen, paged=True)))
-    short.write_text(markdown(tables, title, texts), encoding="utf-8")
+    short.write_text(markdown(title, texts, parts), encoding="utf-8")
 
 
 def _facts(tables: Tables, missing: Sequence[str]) -> list[tuple[str, str]]:
@@ -113,11 +114,11 @@ def _facts(tables: Tables, missing: Sequence[str]) -> list[tuple[str, str]]:
     return [*facts, ("Profiler", ", ".join(sorted(set(tables.captures["profiler"]))))]
 
 
-def markdown(tables: Tables, title: str, texts: Sequence[str]) -> str:
+def markdown(title: str, texts: Sequence[str], parts: Sequence[Section]) -> str:
     """The page in short: words and tables."""
     lines = [f"# {title}: where the time to the first token goes", "", INTRODUCTION]
     lines += [f"\n{text}" for text in texts]
-    for section in sections(tables):
+    for section in parts:
         lines += ["", f"## {section.title}", "", *_table(section), "", section.under]
     return "\n".join(lines) + "\n"
 

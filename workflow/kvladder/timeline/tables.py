@@ -6,7 +6,6 @@ experiment.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -135,10 +134,11 @@ def reduce(folder: Path, read: ReadPass, ceiling: float | None) -> Tables:
         "clock_spread_ns": max((clock.spread for clock in timeline.clocks.values()), default=None),
     }
     untraced = assemble.requests(folder / "untraced.requests.jsonl")
+    origin = min((request.send for request in timeline.requests), default=0)
     return _tables(
         captures=[row],
-        events=_events(timeline),
-        decomposition=[_decomposed(timeline, item) for item in decompose(timeline)],
+        events=_events(timeline, origin),
+        decomposition=[_decomposed(record.setup, item, origin) for item in decompose(timeline)],
         counted=_counted(folder, record, timeline.requests, read),
         cost=_cost(record.setup, timeline.requests, untraced),
     )
@@ -158,12 +158,7 @@ def _tables(**rows: Sequence[Mapping[str, Any]]) -> Tables:
     return Tables(**frames)
 
 
-def _origin(timeline: Timeline) -> int:
-    return min((request.send for request in timeline.requests), default=0)
-
-
-def _events(timeline: Timeline) -> list[dict[str, Any]]:
-    origin = _origin(timeline)
+def _events(timeline: Timeline, origin: int) -> list[dict[str, Any]]:
     return [
         {
             "setup": timeline.setup,
@@ -187,14 +182,14 @@ def _key(setup: str, request: Request) -> dict[str, Any]:
     return {"setup": setup, "workload": request.workload, "pass": request.name, "round": request.round}
 
 
-def _decomposed(timeline: Timeline, item: Decomposition) -> dict[str, Any]:
+def _decomposed(setup: str, item: Decomposition, origin: int) -> dict[str, Any]:
     request = item.request
     return {
-        **_key(timeline.setup, request),
+        **_key(setup, request),
         "index": request.index,
         "request": request.id,
         "prompt_tokens": request.prompt_tokens,
-        "send_ns": request.send - _origin(timeline),
+        "send_ns": request.send - origin,
         "ttft_ns": request.ttft,
         **{f"{part}_ns": value for part, value in item.parts.items()},
         "remainder_ns": item.remainder,
@@ -222,7 +217,7 @@ def _grouped(requests: Iterable[Request]) -> dict[tuple[str, str, int], list[Req
 def snapshots(folder: Path) -> dict[str, dict[str, str | None]]:
     """The servers' /metrics pages of a capture or a trial, raw, by mark."""
     lines = (folder / "counters.jsonl").read_text(encoding="utf-8").splitlines()
-    found = [CounterSnapshot.model_validate(json.loads(line)) for line in lines]
+    found = [CounterSnapshot.model_validate_json(line) for line in lines]
     return {snapshot.mark: snapshot.pages for snapshot in found}
 
 

@@ -15,9 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from kvladder.timeline.model import Clock, Event, Kind, Quality, fit_clock, merged, usable
-
-CLOCK_MARK = "kvladder:clock:"
+from kvladder.timeline.model import CLOCK_MARK, Clock, Event, Kind, Quality, fit_clock, merged, usable
 
 _ARRAY = '"traceEvents"'
 _CHUNK = 1 << 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 from matplotlib.figure import Figure
 
+from kvladder.counters.reading import ENGINE
 from kvladder.figures.parts.style import COLOURS, DASHES, LINES, SMALL, WIDE, blank, style
 from kvladder.timeline.figures.request import requests
 from kvladder.timeline.tables import Tables
@@ -74,7 +75,7 @@ def _copies(tables: Tables, row: dict[str, int | str]) -> list[tuple[float, floa
         pl.col("end_ns") <= pl.lit(row["send_ns"]) + pl.lit(row["ttft_ns"]),
         pl.col("busy_ns") > 0,
         pl.col("bytes") >= LEAST_BYTES,
-        (pl.col("requests") != "") | (pl.col("process") != "engine"),
+        (pl.col("requests") != "") | (pl.col("process") != ENGINE),
     ).sort("start_ns")
     return [
         ((start - int(row["send_ns"])) / 1e6, (end - int(row["send_ns"])) / 1e6, moved / busy)

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from kvladder.counters.reading import ENGINE
 from kvladder.figures.parts.style import COLOURS, PASS_LABELS, SMALL, WIDE, blank, style
-from kvladder.timeline.assemble import ENGINE
 from kvladder.timeline.model import union
 from kvladder.timeline.tables import Tables
 from kvladder.timeline.words import hit_means
