@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from kvladder.figures.parts.lines import doubling, logarithmic, panels
 from kvladder.figures.parts.style import COLOURS, SMALL, WIDE, blank, style
-from kvladder.tables.ladder import by_working_set, shown_order
+from kvladder.tables.ladder import by_working_set, shown
 from kvladder.tables.model import Tables
 
 NAME = "ladder"
@@ -75,7 +75,7 @@ def _share_axis(axis: Axes, rows: pl.DataFrame) -> None:
 
 def _capacities(axis: Axes, tables: Tables) -> None:
     """How much each tier holds, where that lies inside the axis."""
-    mine = tables.ladder.filter(pl.col("order").eq_missing(pl.lit(shown_order(tables))))
+    mine = shown(tables)
     low, high = axis.get_xlim()
     for tier, label in (("gpu", "device"), ("cpu", "host")):
         held = mine[f"capacity_{tier}_tokens"].max()

@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from kvladder.figures.parts.lines import logarithmic, panels
 from kvladder.figures.parts.style import WIDE, blank, style
-from kvladder.tables.ladder import shown_order
+from kvladder.tables.ladder import shown
 from kvladder.tables.model import Tables
 
 NAME = "turns"
@@ -32,8 +32,7 @@ def applies(tables: Tables) -> bool:
 
 def draw(tables: Tables, width: float = WIDE) -> Figure:
     """Medians over trials of ``ttft_median_s`` from ``turns``, of the order policy that was run first."""
-    pools = tables.ladder.filter(pl.col("order").eq_missing(pl.lit(shown_order(tables))))
-    passes = pools.select("suite", "workload").unique()
+    passes = shown(tables).select("suite", "workload").unique()
     data = tables.turns.join(passes, on=["suite", "workload"])
     if not data.height:
         return blank(width, "No valid trial has conversations that take turns.")

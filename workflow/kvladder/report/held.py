@@ -26,13 +26,12 @@ def held(tables: Tables, setups: Mapping[str, Setup]) -> Row:
     for setup in setups.values():
         mine = data.filter(pl.col("setup") == setup.name)
         if mine.height:
-            parts = {name: median(mine[name].to_list()) for name in (*PARTS, "rest_s")}
             rows.append(
                 {
                     "setup": setup,
                     "n": mine.height,
                     "held": number(median(mine["held_s"].to_list()), 1),
-                    "parts": [number(parts[name], 1) for name in PARTS],
+                    "parts": [number(median(mine[name].to_list()), 1) for name in PARTS],
                     "share": percent(_share(mine), 0),
                     "per_valid": number(_per_valid(mine), 1),
                 }

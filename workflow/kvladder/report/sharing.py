@@ -17,7 +17,7 @@ _TIMES = ("ttft_stored_s", "ttft_second_s", "ttft_own_s")
 
 def sections(tables: Tables, setups: Mapping[str, Setup]) -> list[Row]:
     """For each workload of two engines its table, a row a setup."""
-    found = []
+    found, tiers = [], tables.tiers()
     for suite, workload in workload_order(tables, tables.sharing):
         rows = _of(tables, suite, workload)
         factor, unit, decimals = scale(row[name] for row in rows.values() for name in _TIMES)
@@ -29,7 +29,7 @@ def sections(tables: Tables, setups: Mapping[str, Setup]) -> list[Row]:
                 "rows": [
                     {
                         "setup": setup,
-                        "answer": _answer(rows[name], tables.tiers().get(name)),
+                        "answer": _answer(rows[name], tiers.get(name)),
                         "hits": [percent(rows[name][column]) for column in ("second_hit", "own_hit")],
                         "ttft": [number(_scaled(rows[name][column], factor), decimals) for column in _TIMES],
                         "ratios": [times(rows[name][column]) for column in ("second_to_stored", "second_to_own")],
@@ -46,9 +46,8 @@ def sections(tables: Tables, setups: Mapping[str, Setup]) -> list[Row]:
 
 def paragraphs(tables: Tables, names: Mapping[str, str]) -> list[Paragraph]:
     """Who shares its pool between engines and who doesn't, and what the second engine gains by it."""
-    found = []
+    found, tiers = [], tables.tiers()
     for suite, workload in workload_order(tables, tables.sharing):
-        tiers = tables.tiers()
         rows = {name: row for name, row in _of(tables, suite, workload).items() if name in tiers}
         groups = {
             answer: [names[name] for name in names if name in rows and rows[name]["answer"] == answer]
