@@ -9,9 +9,7 @@ against what tiers without limits would give for what the trial itself had sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from kvladder.config.records import GateResult, PassRecord, WindowTokens
+from kvladder.config.records import GateResult
 from kvladder.gates.base import HITS, Evidence, Findings, measured, tokens
 
 REQUIRED = True
@@ -22,9 +20,8 @@ def check(evidence: Evidence) -> list[GateResult]:
     found = Findings(__name__, REQUIRED, "counters.jsonl: prompt tokens by source over the cold pass")
     for workload in evidence.served:
         windows = [window for _, window in evidence.passes(workload, "cold")]
-        mixed = evidence.passes(workload, "mixed")
-        if mixed and not windows:
-            _mixed(found, evidence, workload, mixed)
+        if not windows and evidence.passes(workload, "mixed"):
+            _mixed(found, evidence, workload)
             continue
         expected = "0 tokens hit in any tier"
         hits = [window.by_source.get(tier) for window in windows for tier in HITS]
@@ -41,17 +38,16 @@ def check(evidence: Evidence) -> list[GateResult]:
     return found.results
 
 
-def _mixed(
-    found: Findings, evidence: Evidence, workload: str, passes: Sequence[tuple[PassRecord, WindowTokens]]
-) -> None:
+def _mixed(found: Findings, evidence: Evidence, workload: str) -> None:
     """No more hits than the trial's own requests can have left, whatever the tiers hold."""
-    predicted = [evidence.predicted(item) for item, _ in passes]
-    most = sum(each.ceiling_total for each in predicted if each is not None)
-    hits = [measured(window) for _, window in passes]
+    passes = evidence.predicted_passes(workload, "mixed")
+    most = sum(each.ceiling_total for _, _, each in passes)
+    hits = [measured(window) for _, window, _ in passes]
+    total = sum(hit or 0 for hit in hits)
     expected = f"at most {most} tokens hit: what the trial had sent before"
-    if None in predicted:
+    if not passes:
         found.unreadable("no hit on what was never sent", "the engine did not report its block size", workload)
     elif None in hits:
         found.unreadable(expected, "the engine's token counters are missing", workload)
     else:
-        found.decide(sum(hit or 0 for hit in hits) <= most, expected, f"{sum(hit or 0 for hit in hits)} hit", workload)
+        found.decide(total <= most, expected, f"{total} hit", workload)
