@@ -254,6 +254,20 @@ def test_requests_that_went_to_the_wrong_engine(tmp_path: Path) -> None:
     assert found.seen == "first-hit 1: not sent to engine, which counted 12000 tokens"
 
 
+def test_an_engine_that_does_not_say_what_it_was_sent(tmp_path: Path) -> None:
+    def silent(rows: Rows) -> None:
+        apart(rows)
+        for row in rows:
+            if row["mark"] == "four/cold/0:end":
+                lines = row["pages"][SECOND].splitlines()
+                kept = [line for line in lines if not line.startswith("vllm:prompt_tokens")]
+                row["pages"][SECOND] = "\n".join(kept) + "\n"
+
+    found = finding(judge_trial(trial(tmp_path, "lmcache-mp", silent)), "counters-add-up")
+    assert found.decision == "not-checked"
+    assert found.seen == "prompt tokens are unknown in at least one pass"
+
+
 @pytest.mark.parametrize(
     ("differs", "seen"),
     [
